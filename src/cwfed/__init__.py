@@ -1,0 +1,1 @@
+"""cwfed: personalised federated learning around class-wise federated averaging."""

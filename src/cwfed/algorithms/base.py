@@ -1,0 +1,62 @@
+"""What an algorithm is: a frozen dataclass of hyper-parameters with pure methods.
+
+The same object runs in the simulator and in a real federation. Server state is a plain nested dict of
+tensors and JSON values, so that any algorithm's state can be saved, loaded and compared by one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from cwfed.types import Download, Output, Params, Phase, Start, Task, Uploads
+
+S = TypeVar("S")
+
+
+class ClientData(Protocol):
+    """What an algorithm may ask of the client it runs at. Nothing of it leaves unless `finish` sends it."""
+
+    @property
+    def class_counts(self) -> Tensor:
+        """n_ij: the client's training samples by class."""
+
+
+@runtime_checkable
+class Algorithm(Protocol[S]):
+    """One federated learning method. `FedAvg` implements all of it; others override what they change."""
+
+    phase: ClassVar[Phase]
+    """The phase on which the method is reported: where its personal model is."""
+    keeps_model: ClassVar[bool]
+    """Whether a client keeps the model it trained until its next round (costs memory per client)."""
+    uploads_model: ClassVar[bool]
+    """Whether the trained model goes to the server."""
+
+    # server
+    def init(self, fresh: Callable[[int], Params], task: Task) -> S:
+        """The state before round 1; `fresh(c)` is the c-th random initial model."""
+
+    def send(self, state: S, client: int) -> Download:
+        """What this client is sent."""
+
+    def aggregate(self, state: S, up: Uploads) -> S:
+        """The state after a round: a new one, the old one stays as it is."""
+
+    # client
+    def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
+        """The model the client has on receipt, before it trains: what phase `received` measures."""
+
+    def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
+        """Where training starts and what it is pulled to.
+
+        `own` is the model the client kept (the initial one before its first round), None if it keeps none.
+        """
+
+    def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
+        """What is added to the cross-entropy of a batch."""
+
+    def finish(self, params: Params, start: Start, data: ClientData) -> Params:
+        """What goes up beside the model."""

@@ -1,0 +1,82 @@
+"""FedAvg. McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+
+    w = sum_i p_i w_i over the participants; everybody receives w.
+
+Beside it the two methods that differ only in what they do with that: `Local` never communicates, and
+`FedAvgFT` is FedAvg measured after every client has fine-tuned the received model on its own data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
+
+from torch import Tensor
+
+from cwfed import mixing
+from cwfed.algorithms.base import ClientData
+from cwfed.types import Download, Output, Params, Phase, Start, Task, Uploads
+
+
+class OneModel(TypedDict):
+    """The state of methods with a single global model."""
+
+    model: Params
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """One global model: the clients' models averaged by their number of samples."""
+
+    phase: ClassVar[Phase] = "received"
+    keeps_model: ClassVar[bool] = False
+    uploads_model: ClassVar[bool] = True
+
+    def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
+        return OneModel(model=fresh(0))
+
+    def send(self, state: Any, client: int) -> Download:
+        return Download((state["model"],))
+
+    def aggregate(self, state: Any, up: Uploads) -> Any:
+        return OneModel(model=mixing.average(up.models, mixing.sample_weights(up.counts)))
+
+    def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
+        return got.model
+
+    def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
+        return Start(params=self.personal(got, own, data))
+
+    def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
+        return output.logits.new_zeros(())
+
+    def finish(self, params: Params, start: Start, data: ClientData) -> Params:
+        return {}
+
+
+@dataclass(frozen=True)
+class FedAvgFT(FedAvg):
+    """FedAvg whose clients fine-tune what they receive: the paper's Figure 4c. Same rounds, other phase."""
+
+    phase: ClassVar[Phase] = "trained"
+    keeps_model: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Local(FedAvg):
+    """Every client alone: it starts from the common initial model and only ever trains its own."""
+
+    phase: ClassVar[Phase] = "trained"
+    keeps_model: ClassVar[bool] = True
+    uploads_model: ClassVar[bool] = False
+
+    def send(self, state: Any, client: int) -> Download:
+        return Download(())
+
+    def aggregate(self, state: Any, up: Uploads) -> Any:
+        return state
+
+    def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
+        assert own is not None, "a client of a method that keeps models always has one"
+        return own

@@ -1,0 +1,230 @@
+"""The experiment's settings: typed, validated, TOML in and out. No config object reaches the maths."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from cwfed import algorithms
+from cwfed.data.partition import PartitionSpec
+from cwfed.data.sources import NAMES, SourceSpec
+from cwfed.errors import ConfigError, did_you_mean
+from cwfed.models import MODELS
+
+
+class Section(BaseModel):
+    """A table of the config file; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+class DataSection(Section):
+    """Which data, and who holds what."""
+
+    name: str = "digits"
+    """digits, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, ag_news; hub, imagefolder, csv, pfllib with
+    `path`; or "module:function"."""
+    path: str = ""
+    """For own data: a folder, a file, or a hub name."""
+    image_column: str = ""
+    text_column: str = ""
+    label_column: str = "label"
+    image_size: int = Field(0, ge=0)
+    """Resize images to this many pixels a side; 0 leaves them as they are."""
+    partition: Literal["pathological", "dirichlet", "iid"] = "pathological"
+    classes_per_client: int = Field(2, ge=1)
+    alpha: float = Field(0.1, gt=0)
+    balanced: bool = False
+    shuffled: bool = False
+    clients: int = Field(20, ge=1)
+    samples: int = Field(0, ge=0)
+    """A fixed random subset of this size; 0 takes all."""
+    validation: float = Field(0.1, ge=0, lt=1)
+    """Share of a client's training data held out to pick a round honestly."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if ":" not in name and name not in NAMES:
+            raise ValueError(f"unknown data set {name!r}: {did_you_mean(name, NAMES)}")
+        return name
+
+    def source(self) -> SourceSpec:
+        """What the loader needs to know."""
+        return SourceSpec(
+            self.name, self.path, self.image_column, self.text_column, self.label_column, self.image_size
+        )
+
+
+class ModelSection(Section):
+    """Which network."""
+
+    name: str = "auto"
+    """auto (by the kind of data), cnn, resnet18, fasttext, mlp, or "module:function"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the model, such as hidden = 64."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if ":" not in name and name not in (*MODELS, "auto"):
+            raise ValueError(f"unknown model {name!r}: {did_you_mean(name, (*MODELS, 'auto'))}")
+        return name
+
+
+class TrainSection(Section):
+    """How clients train and who takes part."""
+
+    rounds: int = Field(1000, ge=1)
+    participation: float = Field(1.0, gt=0)
+    """Up to 1 a fraction of the clients, above 1 their number."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability that a participant is lost in a round: it gets the model and never answers."""
+    lr: float = Field(0.005, gt=0)
+    batch_size: int = Field(10, ge=1)
+    epochs: int = Field(1, ge=1)
+    batch_norm: Literal["local", "average"] = "local"
+    """Running statistics of norm layers stay with the client, or are averaged like FedAvg."""
+
+
+class RunSection(Section):
+    """How the experiment is carried out; apart from the seed, nothing here changes the results."""
+
+    seed: int = Field(0, ge=0)
+    engine: Literal["auto", "loop", "threads"] = "auto"
+    workers: int = Field(0, ge=0)
+    """Clients trained side by side; 0 is one per core."""
+    device: str = "auto"
+    evaluate_every: int = Field(1, ge=1)
+    """Rounds between two evaluations; the last round is always evaluated."""
+    evaluate_clients: int = Field(0, ge=0)
+    """Evaluate a fixed random sample of this many clients; 0 is all."""
+    checkpoint_seconds: float = Field(30.0, ge=0)
+    """Least time between two checkpoints; 0 writes one every round."""
+    save_models: bool = True
+    """Write every client's final personal model."""
+
+
+class Config(Section):
+    """A whole experiment. `Config()` is the digits experiment."""
+
+    data: DataSection = Field(default_factory=DataSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "cwfedavg"})
+    """`name` and the hyper-parameters of the algorithm; validated by the algorithm itself."""
+    train: TrainSection = Field(default_factory=TrainSection)
+    run: RunSection = Field(default_factory=RunSection)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Config:
+        """Fill in the algorithm's defaults, so that a written config says everything."""
+        name = self.algorithm.get("name", "cwfedavg")
+        if not isinstance(name, str):
+            raise ConfigError(f"algorithm.name must be a text, it is {name!r}")
+        object.__setattr__(self, "algorithm", algorithms.describe(algorithms.build(self.algorithm), name))
+        count = self.train.participation
+        if count > 1 and count != int(count):
+            raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
+        if self.data.name != "pfllib" and count > 1 and count > self.data.clients:
+            raise ValueError(f"train.participation = {count:g}, but there are only {self.data.clients} clients")
+        return self
+
+    @property
+    def algorithm_name(self) -> str:
+        """The algorithm's name."""
+        return str(self.algorithm["name"])
+
+    def build_algorithm(self) -> algorithms.FedAvg:
+        """The algorithm with its hyper-parameters."""
+        return algorithms.build(self.algorithm)
+
+    def partition_spec(self) -> PartitionSpec:
+        """How the samples are dealt out."""
+        d = self.data
+        return PartitionSpec(
+            d.partition, d.clients, d.classes_per_client, d.alpha, d.balanced, d.shuffled, self.train.batch_size
+        )
+
+    def changed(self, section: str, **values: Any) -> Config:
+        """A copy with some values of a section replaced."""
+        table = self.model_dump()
+        table[section] = table[section] | values
+        return from_table(table)
+
+    def to_toml(self) -> str:
+        """All settings as a config file."""
+        return tomli_w.dumps(self.model_dump())
+
+
+def from_table(table: dict[str, Any]) -> Config:
+    """A validated config from nested dicts; a wrong key or value is one clear sentence."""
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from None
+
+
+def _sentence(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        *sections, key = (str(part) for part in error["loc"])
+        cls = Config.model_fields[sections[0]].annotation if sections else Config
+        known = list(cls.model_fields) if isinstance(cls, type) and issubclass(cls, BaseModel) else []
+        return f"unknown setting {where}: {did_you_mean(key, known)}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return str(message)
+    return f"{where} = {error['input']!r} is not possible: {message[0].lower()}{message[1:]}"
+
+
+def load(path: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
+    """A config file, with `key=value` settings on top; no file is the digits experiment."""
+    table: dict[str, Any] = {}
+    if path is not None:
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"the config file {path} does not exist") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise ConfigError(f"the config file {path} cannot be read: {error}") from None
+    return from_table(_apply(table, settings))
+
+
+def with_settings(config: Config, settings: Sequence[str]) -> Config:
+    """A config with `key=value` settings on top."""
+    return from_table(_apply(config.model_dump(), settings))
+
+
+def _apply(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    parsed = [_parse(setting) for setting in settings]
+    for keys, value in parsed:
+        if keys == ["algorithm", "name"] and table.get("algorithm", {}).get("name", "cwfedavg") != value:
+            table["algorithm"] = {}  # the file's hyper-parameters belong to the algorithm it names
+    for keys, value in parsed:
+        at = table
+        for key in keys[:-1]:
+            at = at.setdefault(key, {})
+            if not isinstance(at, dict):
+                raise ConfigError(f"--set {'.'.join(keys)}: {key} is not a section")
+        at[keys[-1]] = value
+    return table
+
+
+def _parse(setting: str) -> tuple[list[str], Any]:
+    key, equals, raw = setting.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {setting!r} must look like section.key=value")
+    return key.strip().split("."), parse_value(raw.strip())
+
+
+def parse_value(raw: str) -> Any:
+    """A TOML value; what is none is text, so quotes are not needed."""
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw

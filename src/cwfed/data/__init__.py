@@ -1,0 +1,8 @@
+"""Data sets, partitions and clients: the only package that reads foreign files."""
+
+from cwfed.data.clients import Federation, Samples, Shard, share_out
+from cwfed.data.dataset import Dataset
+from cwfed.data.partition import PartitionSpec
+from cwfed.data.sources import NAMES, SourceSpec, load
+
+__all__ = ["NAMES", "Dataset", "Federation", "PartitionSpec", "Samples", "Shard", "SourceSpec", "load", "share_out"]

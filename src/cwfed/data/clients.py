@@ -1,0 +1,112 @@
+"""The federation's data in memory: one array of all samples, and for each client which of them are its own."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cwfed.data.dataset import Dataset
+from cwfed.data.partition import Indices, PartitionSpec, partition, split
+from cwfed.errors import ConfigError
+from cwfed.models.shape import InputShape
+from cwfed.rng import stream
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The sample indices of one client."""
+
+    train: Indices
+    validation: Indices
+    test: Indices
+
+
+class Samples:
+    """All samples as two tensors; a batch is gathered by index and made ready for the network."""
+
+    def __init__(self, inputs: NDArray[np.generic], labels: NDArray[np.int64], device: torch.device) -> None:
+        # The cache's arrays are memory-mapped copy-on-write: nothing is read or copied before it is used.
+        self.inputs = torch.from_numpy(np.require(inputs, requirements=["C", "W"])).to(device)
+        self.labels = torch.from_numpy(np.ascontiguousarray(labels)).to(device)
+        self.device = device
+
+    def batch(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
+        """(inputs, labels) of these samples."""
+        where = torch.as_tensor(indices, device=self.device)
+        return to_network(self.inputs.index_select(0, where)), self.labels.index_select(0, where)
+
+
+def to_network(inputs: Tensor) -> Tensor:
+    """Bytes are pixels and become [-1, 1]; whole numbers are tokens; floats stay. Images come as N H W C.
+
+    The permuted view has torch's channels_last layout, in which convolution and pooling are fastest.
+    """
+    if inputs.dtype == torch.uint8:
+        inputs = inputs.float().mul_(2 / 255).sub_(1)
+    elif not inputs.is_floating_point():
+        inputs = inputs.long()
+    return inputs.permute(0, 3, 1, 2) if inputs.ndim == 4 else inputs
+
+
+class Federation:
+    """Every client's share of a data set."""
+
+    def __init__(self, data: Dataset, shards: list[Shard]) -> None:
+        self.data = data
+        self.shards = shards
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @property
+    def shape(self) -> InputShape:
+        """The shape of one sample as the network sees it."""
+        dims = self.data.inputs.shape[1:]
+        if len(dims) == 3:
+            dims = (dims[2], dims[0], dims[1])
+        return InputShape(tuple(dims), len(self.data.words))
+
+    def class_counts(self, client: int) -> NDArray[np.int64]:
+        """n_ij: the training samples of a client by class."""
+        return np.bincount(self.data.labels[self.shards[client].train], minlength=self.data.classes)
+
+    def histogram(self) -> NDArray[np.int64]:
+        """All samples of each client by class (clients x classes), as in the paper's heat maps."""
+        rows = [np.concatenate([s.train, s.validation, s.test]) for s in self.shards]
+        return np.stack([np.bincount(self.data.labels[row], minlength=self.data.classes) for row in rows])
+
+    def digest(self) -> str:
+        """A hash of who holds what, for the manifest."""
+        sha = hashlib.sha256()
+        for shard in self.shards:
+            for part in (shard.train, shard.validation, shard.test):
+                sha.update(len(part).to_bytes(8, "little"))
+                sha.update(part.astype("<i8").tobytes())
+        return sha.hexdigest()
+
+
+def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, samples: int = 0) -> Federation:
+    """Deal a data set out to clients, or take the split it came with."""
+    if data.fixed_split is not None:
+        shards = []
+        for i, (train, test) in enumerate(data.fixed_split):
+            order = stream(seed, "split", client=i).permutation(train)
+            keep = max(1, len(order) - round(len(order) * validation))
+            shards.append(Shard(np.sort(order[:keep]), np.sort(order[keep:]), test))
+        return Federation(data, shards)
+    labels, pick = data.labels, None
+    if samples:
+        if samples > len(labels):
+            raise ConfigError(f"data.samples = {samples}, but {data.name} has only {len(labels)}")
+        # A fixed subset: the same one for every seed, so that seeds differ in the split alone.
+        pick = np.sort(stream(0, "subset").choice(len(labels), samples, replace=False))
+        labels = labels[pick]
+    shares = partition(labels, spec, seed, data.classes)
+    if pick is not None:
+        shares = [pick[share] for share in shares]
+    return Federation(data, [Shard(*split(s, seed, i, validation)) for i, s in enumerate(shares)])

@@ -1,0 +1,137 @@
+"""A data set in memory, and the cache of decoded arrays that makes a second start fast."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cwfed.errors import DataError
+
+CACHE_VERSION = 1
+"""Part of every cache key: raise it when decoding changes."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples and labels. Images are N x H x W x C; bytes are pixels, whole numbers tokens, floats as they are."""
+
+    name: str
+    inputs: NDArray[Any]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    """For text: the word of each token; 0 is padding, 1 any unknown word."""
+    fixed_split: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...] | None = None
+    """(train, test) indices of each client, for data that come split."""
+    digest: str = ""
+    """A hash of inputs and labels."""
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem:
+            raise DataError(f"data set {self.name!r}: {problem}")
+        if not self.digest:
+            object.__setattr__(self, "digest", _digest(self.inputs, self.labels))
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+
+def _problem(data: Dataset) -> str:
+    inputs, labels = data.inputs, data.labels
+    if len(inputs) != len(labels):
+        return f"{len(inputs)} samples but {len(labels)} labels"
+    if len(labels) == 0:
+        return "there are no samples"
+    if labels.ndim != 1 or labels.dtype != np.int64:
+        return "labels must be one whole number a sample"
+    if labels.min() < 0 or labels.max() >= data.classes:
+        return f"labels run from {labels.min()} to {labels.max()}, outside the {data.classes} classes"
+    if data.classes < 2:
+        return "a classifier needs at least two classes"
+    if inputs.dtype != np.uint8 and not np.issubdtype(inputs.dtype, np.floating):
+        if not (np.issubdtype(inputs.dtype, np.integer) and inputs.ndim == 2 and data.words):
+            return f"inputs of type {inputs.dtype} and shape {inputs.shape[1:]} are neither images, vectors nor text"
+    elif inputs.ndim not in (2, 4):
+        return f"a sample must be a vector or an image (height, width, channels), not {inputs.shape[1:]}"
+    if np.issubdtype(inputs.dtype, np.floating) and not np.isfinite(inputs).all():
+        return "some inputs are not finite numbers"
+    return ""
+
+
+def _digest(*arrays: NDArray[Any]) -> str:
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(f"{array.dtype.str}{array.shape}".encode())
+        sha.update(memoryview(np.ascontiguousarray(array)).cast("B"))
+    return sha.hexdigest()
+
+
+def cache_dir() -> Path:
+    """Where decoded data live: CWFED_CACHE, or cwfed in the user's cache folder."""
+    if chosen := os.environ.get("CWFED_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwfed"
+
+
+def cached(name: str, key: str, decode: Callable[[], Dataset]) -> Dataset:
+    """The data set of this content key: from the cache if it is whole, else decoded and put there."""
+    folder = cache_dir() / f"{name.replace('/', '--')}-{key[:16]}"
+    found = _read(name, folder)
+    if found is None:
+        data = decode()
+        try:
+            _write(data, folder)
+        except OSError as error:
+            raise DataError(
+                f"cannot write the data cache {folder.parent} ({error.strerror or error}): "
+                "set CWFED_CACHE to a folder with room"
+            ) from None
+        found = _read(name, folder) or data
+    return found
+
+
+def _read(name: str, folder: Path) -> Dataset | None:
+    """None where the cache has nothing or something damaged, which is then decoded again."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        inputs = np.load(folder / "inputs.npy", mmap_mode="c", allow_pickle=False)
+        labels = np.load(folder / "labels.npy", allow_pickle=False)
+        if meta["digest"] != _digest(inputs, labels):
+            return None
+        return Dataset(name, inputs, labels, tuple(meta["classes"]), tuple(meta["words"]), digest=meta["digest"])
+    except (OSError, ValueError, KeyError, EOFError, TypeError):
+        return None
+
+
+def _write(data: Dataset, folder: Path) -> None:
+    """Beside its place first, then renamed: the cache never holds half a data set."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    try:
+        np.save(scratch / "inputs.npy", data.inputs)
+        np.save(scratch / "labels.npy", data.labels)
+        meta = {"digest": data.digest, "classes": data.class_names, "words": data.words}
+        (scratch / "meta.json").write_text(json.dumps(meta))
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            scratch.rename(folder)
+        except FileExistsError:
+            pass  # another process was faster, with the same content
+        except OSError as error:
+            if not folder.exists():
+                raise error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

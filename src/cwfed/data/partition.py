@@ -1,0 +1,123 @@
+"""Who holds which samples: a pure function of (labels, spec, seed). Same seed, same split, everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cwfed.errors import ConfigError, DataError
+from cwfed.rng import stream
+
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
+
+MAX_DRAWS = 1000
+"""Dirichlet draws before giving up: a spec that cannot be drawn must end in an error, not in a loop."""
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """How the samples are dealt out to clients."""
+
+    kind: Literal["pathological", "dirichlet", "iid"]
+    clients: int
+    classes_per_client: int = 2
+    alpha: float = 0.1
+    balanced: bool = False
+    """Pathological: equal shares of a class instead of random ones."""
+    shuffled: bool = False
+    """Pathological: classes dealt in random order, so that neighbours need not share them."""
+    batch_size: int = 10
+    """A client should be able to fill a batch: this sets the least number of samples."""
+
+    def least(self, samples: int) -> float:
+        """The fewest samples a client may hold: min(batch / 0.25, N / M / 2)."""
+        return min(self.batch_size / 0.25, samples / self.clients / 2)
+
+
+def partition(labels: Labels, spec: PartitionSpec, seed: int, classes: int) -> list[Indices]:
+    """The sample indices of each client; no sample is held twice."""
+    if spec.clients > len(labels):
+        raise ConfigError(f"data.clients = {spec.clients}, but there are only {len(labels)} samples to share")
+    rng = stream(seed, "partition")
+    if spec.kind == "iid":
+        shares = np.array_split(rng.permutation(len(labels)), spec.clients)
+    elif spec.kind == "pathological":
+        shares = _pathological(labels, spec, rng, classes)
+    else:
+        shares = _dirichlet(labels, spec, rng, classes)
+    return [np.sort(share) for share in shares]
+
+
+def _pathological(
+    labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int
+) -> list[Indices]:
+    """Class k goes to the first ceil(M / K * c) clients that still hold fewer than c classes."""
+    per_client = spec.classes_per_client
+    if per_client > classes:
+        raise ConfigError(f"data.classes_per_client = {per_client}, but the data have only {classes} classes")
+    takers_per_class = ceil(spec.clients / classes * per_client)
+    least = spec.least(len(labels))
+    held: list[list[Indices]] = [[] for _ in range(spec.clients)]
+    order = rng.permutation(classes) if spec.shuffled else np.arange(classes)
+    for k in order:
+        takers = [i for i in range(spec.clients) if len(held[i]) < per_client][:takers_per_class]
+        if not takers:
+            break  # every client has its classes: those that are left go to nobody
+        members = rng.permutation(np.flatnonzero(labels == k))
+        share = len(members) / len(takers)
+        if spec.balanced:
+            cuts = np.linspace(0, len(members), len(takers) + 1).astype(int)[1:-1]
+        else:
+            low = int(min(max(share / 10, least / classes), share))
+            sizes = rng.integers(low, max(int(share), low + 1), size=len(takers) - 1)
+            cuts = np.cumsum(sizes)
+        for i, part in zip(takers, np.split(members, cuts), strict=True):
+            held[i].append(part)
+    shares = [np.concatenate(parts) for parts in held]
+    if empty := [i for i, share in enumerate(shares) if len(share) == 0]:
+        raise DataError(
+            f"the pathological partition leaves client {empty[0]} without a sample: "
+            "use fewer clients or more samples"
+        )
+    return shares
+
+
+def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
+    """Per class, proportions from Dir(alpha); a client that holds N / M samples already gets none."""
+    clients, samples = spec.clients, len(labels)
+    least = spec.least(samples)
+    members = [np.flatnonzero(labels == k) for k in range(classes)]
+    fewest = 0
+    for _ in range(MAX_DRAWS):
+        held: list[list[Indices]] = [[] for _ in range(clients)]
+        sizes = np.zeros(clients, dtype=np.int64)
+        for of_class in members:
+            proportions = rng.dirichlet(np.full(clients, spec.alpha)) * (sizes < samples / clients)
+            total = proportions.sum()
+            if total == 0:  # the draw fell on full clients only: the whole class to the emptiest one
+                proportions, total = (np.arange(clients) == sizes.argmin()).astype(float), 1.0
+            cuts = (np.cumsum(proportions / total)[:-1] * len(of_class)).astype(int)
+            for i, part in enumerate(np.split(rng.permutation(of_class), cuts)):
+                held[i].append(part)
+                sizes[i] += len(part)
+        if sizes.min() >= least:
+            return [np.concatenate(parts) for parts in held]
+        fewest = max(fewest, int(sizes.min()))
+    raise DataError(
+        f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave everybody {ceil(least)} samples in "
+        f"{MAX_DRAWS} draws (the best gave {fewest}): use fewer clients, a larger alpha or more samples"
+    )
+
+
+def split(share: Indices, seed: int, client: int, validation: float) -> tuple[Indices, Indices, Indices]:
+    """A client's (train, validation, test): 25 % test, then the validation part of the training data."""
+    order = stream(seed, "split", client=client).permutation(share)
+    test_from = max(1, round(len(order) * 0.75))
+    held_out = round(test_from * validation)
+    train_to = max(1, test_from - held_out)
+    return np.sort(order[:train_to]), np.sort(order[train_to:test_from]), np.sort(order[test_from:])

@@ -1,0 +1,139 @@
+"""How clients are trained and measured: the engines' common interface, and the plain loop.
+
+An engine has two verbs. `visit` lets participants begin, train and finish; `measure` says how good given models are
+on given clients' data. `Loop` is the obvious oracle; every other engine must give what it gives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from torch import nn
+
+from cwfed.algorithms import FedAvg
+from cwfed.data import Federation, Samples
+from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.types import Download, Params
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MEASURE_TASKS = 32
+"""Clients are measured in at most this many tasks: clients that share a model then share its batches."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A participant of a round, as the server sends it off."""
+
+    client: int
+    download: Callable[[], Download]
+    """Made in the worker: personal models exist only while their client needs them."""
+    own: Params | None = None
+    """The model the client kept."""
+    statistics: Params = field(default_factory=dict)
+    """Running statistics that stay with the client."""
+
+
+@dataclass(frozen=True)
+class Visited:
+    """A participant after its visit; its model is in its row of the stack."""
+
+    client: int
+    loss: float
+    penalty: float
+    downloaded: int
+    extras: Params
+    statistics: Params
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to be measured on a client's data."""
+
+    client: int
+    model: Callable[[ClientView], Params]
+    statistics: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a model is on one client: right answers and summed cross-entropy."""
+
+    test_right: int
+    test_loss: float
+    validation_right: int
+
+
+class Loop:
+    """One client after the other, on one thread."""
+
+    name = "loop"
+    workers = 1
+
+    def __init__(
+        self, algorithm: FedAvg, model: nn.Module, federation: Federation, samples: Samples, how: LocalTraining
+    ) -> None:
+        self.algorithm, self.federation, self.how = algorithm, federation, how
+        self._stop = threading.Event()
+        self._benches = [Bench(model, federation, samples, self._stop) for _ in range(self.workers)]
+
+    def map(self, function: Callable[[Bench, Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Results in the order of the items."""
+        return [function(self._benches[0], item) for item in items]
+
+    def visit(self, round_: int, visits: Sequence[Visit], out: Params) -> list[Visited]:
+        """Train the participants; the model of the i-th goes into row i of `out`."""
+
+        def one(bench: Bench, item: tuple[int, Visit]) -> Visited:
+            row, visit = item
+            view = bench.view(visit.client)
+            got = visit.download()
+            start = self.algorithm.begin(got, visit.own, view)
+            bench.load(start.params | visit.statistics)
+            loss, penalty = bench.train(self.algorithm, start, visit.client, round_, self.how)
+            bench.save(out, row)
+            extras = self.algorithm.finish({name: stack[row] for name, stack in out.items()}, start, view)
+            kept = bench.copy_of(tuple(visit.statistics))
+            return Visited(visit.client, loss, penalty, got.nbytes, extras, kept)
+
+        return self.map(one, list(enumerate(visits)))
+
+    def measure(self, candidates: Sequence[Candidate]) -> list[Score]:
+        """The score of each candidate."""
+        size = -(-len(candidates) // MEASURE_TASKS)  # a function of the clients, not of the workers
+        tasks = [candidates[at : at + size] for at in range(0, len(candidates), size)] if candidates else []
+        return [score for task in self.map(self._measure, tasks) for score in task]
+
+    def _measure(self, bench: Bench, candidates: Sequence[Candidate]) -> list[Score]:
+        scores: list[Score] = []
+        group: list[int] = []
+        loaded: Params | None = None
+        for candidate in candidates:
+            model = candidate.model(bench.view(candidate.client))
+            if model is not loaded or candidate.statistics:
+                scores += self._score(bench, group)
+                group, loaded = [], model
+                bench.load(model | candidate.statistics)
+            group.append(candidate.client)
+        return scores + self._score(bench, group)
+
+    def _score(self, bench: Bench, clients: Sequence[int]) -> list[Score]:
+        """Scores of the loaded model on several clients, measured in common batches."""
+        if not clients:
+            return []
+        shards = [self.federation.shards[c] for c in clients]
+        parts = [part for shard in shards for part in (shard.test, shard.validation)]
+        right, loss = bench.measure(np.concatenate(parts))
+        ends = np.cumsum([len(part) for part in parts])[:-1]
+        rights = [int(r.sum()) for r in np.split(right, ends)]
+        losses = [float(part.sum()) for part in np.split(loss, ends)]
+        return [Score(rights[i], losses[i], rights[i + 1]) for i in range(0, len(parts), 2)]
+
+    def close(self) -> None:
+        """Stop whoever is still training."""
+        self._stop.set()

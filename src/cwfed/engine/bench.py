@@ -1,0 +1,179 @@
+"""One worker's place: a copy of the network that models are loaded into, trained and measured.
+
+This is where a client's work happens, in the plainest form; the engines only decide what runs beside what.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cwfed.algorithms import FedAvg
+from cwfed.data import Federation, Samples
+from cwfed.data.partition import Indices
+from cwfed.errors import RunError
+from cwfed.models import output_layer, parameters_of, statistics
+from cwfed.rng import stream, torch_seed
+from cwfed.types import Output, Params, Start
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains: SGD without momentum, the last incomplete batch dropped."""
+
+    seed: int
+    lr: float
+    batch_size: int
+    epochs: int
+
+
+class Diverged(RunError):
+    """A client's loss is not a finite number."""
+
+
+class Stopped(Exception):
+    """The run was interrupted; whoever is training gives up at the next batch."""
+
+
+class SeededDropout(nn.Dropout):
+    """Dropout from the worker's own generator: torch's global one would make the order of threads matter."""
+
+    def __init__(self, p: float, generator: torch.Generator) -> None:
+        super().__init__(p)
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        return x * keep / (1 - self.p)
+
+
+class ClientView:
+    """The client as an algorithm sees it."""
+
+    def __init__(self, federation: Federation, client: int, device: torch.device) -> None:
+        self._federation, self._client, self._device = federation, client, device
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """n_ij: the client's training samples by class."""
+        counts = self._federation.class_counts(self._client)
+        return torch.as_tensor(counts, dtype=torch.float32, device=self._device)
+
+
+class Bench:
+    """A network and the samples, for one worker at a time."""
+
+    def __init__(self, model: nn.Module, federation: Federation, samples: Samples, stop: threading.Event) -> None:
+        self.model = copy.deepcopy(model).to(samples.device, memory_format=torch.channels_last)
+        self.federation, self.samples, self.stop = federation, samples, stop
+        self._generator = torch.Generator(samples.device)
+        self._seed_dropout()
+        self._output = output_layer(self.model, federation.data.classes)
+        self._output.register_forward_pre_hook(self._see_features)
+        self._features: Tensor | None = None
+        self._state = parameters_of(self.model) | statistics(self.model)
+
+    def _seed_dropout(self) -> None:
+        for module in list(self.model.modules()):
+            for name, child in module.named_children():
+                if type(child) is nn.Dropout:
+                    setattr(module, name, SeededDropout(child.p, self._generator))
+
+    def _see_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features = inputs[0]
+
+    def view(self, client: int) -> ClientView:
+        """What an algorithm may see of a client."""
+        return ClientView(self.federation, client, self.samples.device)
+
+    def load(self, params: Params) -> None:
+        """Make the network this model; it must be complete."""
+        if params.keys() != self._state.keys():
+            raise KeyError(f"model and network differ in {sorted(params.keys() ^ self._state.keys())}")
+        with torch.no_grad():
+            for name, tensor in self._state.items():
+                tensor.copy_(params[name])
+
+    def save(self, out: Params, row: int) -> None:
+        """Write the network into a row of a stack of models."""
+        with torch.no_grad():
+            for name, stack in out.items():
+                stack[row].copy_(self._state[name])
+
+    def copy_of(self, names: tuple[str, ...]) -> Params:
+        """Copies of some tensors of the network."""
+        return {name: self._state[name].detach().clone() for name in names}
+
+    def forward(self, inputs: Tensor) -> Output:
+        """What the network says, with the features that the output layer saw."""
+        logits = self.model(inputs)
+        assert self._features is not None, "the network did not use its output layer"
+        return Output(logits, self._features, self._output.weight)
+
+    def train(
+        self, algorithm: FedAvg, start: Start, client: int, round_: int, how: LocalTraining
+    ) -> tuple[float, float]:
+        """Train the loaded network on a client's data; the mean cross-entropy and penalty over its batches."""
+        self.model.train()
+        params = parameters_of(self.model)
+        trained = [p for p in params.values() if p.requires_grad]
+        own = torch.from_numpy(self.federation.shards[client].train).to(self.samples.device)
+        self._generator.manual_seed(torch_seed(how.seed, "dropout mask", round_, client))
+        sums = torch.zeros(2, dtype=torch.float64)
+        steps = 0
+        for batch in batches(len(own), how, stream(how.seed, "shuffle", round_, client)):
+            if self.stop.is_set():
+                raise Stopped
+            inputs, labels = self.samples.batch(own[batch])
+            output = self.forward(inputs)
+            loss = F.cross_entropy(output.logits, labels)
+            penalty = algorithm.penalty(params, output, labels, start)
+            gradients = torch.autograd.grad(loss + penalty, trained, allow_unused=True)
+            with torch.no_grad():
+                for parameter, gradient in zip(trained, gradients, strict=True):
+                    if gradient is not None:
+                        parameter.sub_(gradient, alpha=how.lr)
+                sums += torch.stack([loss, penalty])
+            steps += 1
+        mean_loss, mean_penalty = (sums / steps).tolist()
+        if not np.isfinite(mean_loss + mean_penalty):
+            raise Diverged(
+                f"the loss of client {client} in round {round_} is not a finite number: "
+                "the training diverged; lower train.lr (or the weight of the penalty)"
+            )
+        return mean_loss, mean_penalty
+
+    @torch.inference_mode()
+    def measure(self, indices: Indices) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Of the loaded network, for each sample: is it right, and its cross-entropy."""
+        self.model.eval()
+        right, loss = [], []
+        for at in range(0, len(indices), EVALUATION_BATCH):
+            inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
+            logits = self.model(inputs)
+            right.append(logits.argmax(1) == labels)
+            loss.append(F.cross_entropy(logits, labels, reduction="none").double())
+        if not right:
+            return np.zeros(0, dtype=np.bool_), np.zeros(0)
+        return torch.cat(right).cpu().numpy(), torch.cat(loss).cpu().numpy()
+
+
+def batches(samples: int, how: LocalTraining, rng: np.random.Generator) -> Iterator[Tensor]:
+    """The batches of all epochs as positions. A client smaller than a batch trains on all it has."""
+    size = min(how.batch_size, samples)
+    for _ in range(how.epochs):
+        order = torch.from_numpy(rng.permutation(samples))
+        yield from order[: samples // size * size].view(-1, size)

@@ -1,0 +1,50 @@
+"""The server's maths: a small weight matrix times the stack of the clients' models, W <- A W.
+
+Pure functions of tensors. Weights are float64 and small (clients x classes); models are what they are.
+Notation as in the paper: p_i a participant's share of the samples, p~_ij its share of class j.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cwfed.types import Params
+
+
+def sample_weights(counts: Tensor) -> Tensor:
+    """p_i = n_i / sum_i n_i."""
+    counts = counts.double()
+    return counts / counts.sum()
+
+
+def average(stack: Params, weights: Tensor) -> Params:
+    """sum_i weights_i w_i: one model from a stack."""
+    return {name: (weights.to(w.dtype) @ w.flatten(1)).view(w.shape[1:]) for name, w in stack.items()}
+
+
+def mix(matrix: Tensor, stack: Params) -> Params:
+    """A W: one model per row of the matrix, as a stack."""
+    rows = len(matrix)
+    return {name: (matrix.to(w.dtype) @ w.flatten(1)).view(rows, *w.shape[1:]) for name, w in stack.items()}
+
+
+def norm_distribution(weight: Tensor) -> Tensor:
+    """p~_j = ||w_j||_2 / sum_k ||w_k||_2 over the rows of an output layer (... x K x features).
+
+    Differentiable, also where a row is zero. All rows zero say nothing: uniform.
+    """
+    norms = torch.linalg.vector_norm(weight, dim=-1)
+    total = norms.sum(-1, keepdim=True)
+    uniform = torch.full_like(norms, 1 / norms.shape[-1])
+    return torch.where(total > 0, norms / total.clamp_min(torch.finfo(norms.dtype).tiny), uniform)
+
+
+def class_weights(shares: Tensor, prior: Tensor) -> Tensor:
+    """q_ij = p_i p~_ij / sum_i p_i p~_ij: who makes the model of class j (participants x K).
+
+    A class of total weight zero is made by everybody, weighted by p_i.
+    """
+    joint = shares[:, None] * prior
+    total = joint.sum(0)
+    return torch.where(total > 0, joint / total.clamp_min(torch.finfo(joint.dtype).tiny), shares[:, None])

@@ -1,0 +1,95 @@
+"""The models: any module whose attribute `output_layer` names its last linear layer, one row a class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from cwfed.errors import ConfigError, did_you_mean
+from cwfed.models.cnn import CNN
+from cwfed.models.fasttext import FastText
+from cwfed.models.mlp import MLP
+from cwfed.models.resnet18 import ResNet18
+from cwfed.models.shape import InputShape
+from cwfed.plugins import load_object
+from cwfed.types import Params, Task
+
+Builder = Callable[..., nn.Module]
+
+MODELS: dict[str, Builder] = {"cnn": CNN, "resnet18": ResNet18, "fasttext": FastText, "mlp": MLP}
+
+__all__ = ["MODELS", "InputShape", "build", "default_for", "task_of"]
+
+
+def default_for(shape: InputShape) -> str:
+    """The model that `model.name = "auto"` stands for: fasttext for text, cnn for images, else mlp."""
+    if shape.vocabulary:
+        return "fasttext"
+    return "cnn" if len(shape.dims) == 3 else "mlp"
+
+
+def build(name: str, shape: InputShape, classes: int, options: Mapping[str, Any]) -> nn.Module:
+    """A model by name, or the user's own "module:function", called as function(shape, classes, **options)."""
+    if ":" in name:
+        builder = load_object(name, "model")
+    elif name in MODELS:
+        builder = MODELS[name]
+    else:
+        raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, MODELS)}")
+    if not callable(builder):
+        raise ConfigError(f"model {name!r} is not a function of (shape, classes)")
+    known = list(inspect.signature(builder).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"unknown setting model.options.{option} for {name}: {did_you_mean(option, known)}")
+    model = builder(shape, classes, **options)
+    output_layer(model, classes, name)
+    return model
+
+
+def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
+    """The output layer, found by the name the model gives it; a clear error where that does not fit."""
+    name = name or type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {name!r} did not give a torch.nn.Module but a {type(model).__name__}")
+    layer = getattr(model, "output_layer", None)
+    if not isinstance(layer, str):
+        raise ConfigError(
+            f"model {name!r} does not name its output layer: set its attribute output_layer, "
+            'for example output_layer = "fc"'
+        )
+    modules = dict(model.named_modules())
+    if layer not in modules:
+        linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
+        raise ConfigError(f"model {name!r} has no output layer {layer!r}; its linear layers: {', '.join(linear)}")
+    found = modules[layer]
+    if not isinstance(found, nn.Linear) or found.out_features != classes:
+        raise ConfigError(
+            f"the output layer {layer!r} of model {name!r} must be a Linear with {classes} outputs, it is {found}"
+        )
+    return found
+
+
+def task_of(model: nn.Module, clients: int, classes: int) -> Task:
+    """What an algorithm may know: the model's layers in the order in which it registers them."""
+    layers: dict[str, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        own = tuple(f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
+        if own:
+            layers[name] = own
+    assert isinstance(model.output_layer, str)
+    return Task(clients=clients, classes=classes, layers=layers, output=model.output_layer)
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of norm layers: the floating-point buffers that are part of the model's state."""
+    saved = model.state_dict(keep_vars=True)
+    return {n: b for n, b in model.named_buffers() if n in saved and b.is_floating_point()}
+
+
+def parameters_of(model: nn.Module) -> Params:
+    """The parameters by name, as they are (not a copy)."""
+    return dict(model.named_parameters())

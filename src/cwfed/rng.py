@@ -1,0 +1,38 @@
+"""Randomness is a function of (seed, purpose, round, client), never of what ran before.
+
+So a run gives the same bits whatever the number of workers, and a resumed run needs no saved generator.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def _sequence(seed: int, purpose: str, round_: int, client: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), round_, client])
+
+
+def stream(seed: int, purpose: str, round_: int = 0, client: int = 0) -> np.random.Generator:
+    """The random stream for one purpose, round and client."""
+    return np.random.default_rng(_sequence(seed, purpose, round_, client))
+
+
+def torch_seed(seed: int, purpose: str, round_: int = 0, client: int = 0) -> int:
+    """A seed for torch with the same key."""
+    return int(_sequence(seed, purpose, round_, client).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def torch_stream(seed: int, purpose: str, round_: int = 0, client: int = 0) -> Iterator[None]:
+    """Within the block torch's global CPU generator is the keyed stream; afterwards it is as it was.
+
+    For code that cannot be handed a generator, such as the initialisation of a module.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, purpose, round_, client))
+        yield

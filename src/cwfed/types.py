@@ -1,0 +1,123 @@
+"""The messages between server and client, and what an algorithm may know about the experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from cwfed.errors import ConfigError, did_you_mean
+
+Params: TypeAlias = dict[str, Tensor]
+"""One model: tensors by name. Stacked, each tensor has a leading axis of models."""
+
+Phase: TypeAlias = Literal["received", "trained"]
+"""Which model of a client is measured: as handed out by the server, or after its local training."""
+
+PHASES: tuple[Phase, Phase] = ("received", "trained")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an algorithm may know about the experiment before the first round."""
+
+    clients: int
+    classes: int
+    layers: Mapping[str, tuple[str, ...]]
+    """Layer name -> its parameter names, from input to output."""
+    output: str
+    """The name of the output layer, one of `layers`."""
+
+    @property
+    def output_weight(self) -> str:
+        """The name of the output layer's weight matrix, one row a class."""
+        return f"{self.output}.weight"
+
+    def select(self, choice: str | int | tuple[str, ...]) -> tuple[str, ...]:
+        """The parameter names of "all", "none", "output", the last n, or the named layers.
+
+        A name may also be a whole block: "layer4" stands for every layer below "layer4.".
+        """
+        names = list(self.layers)
+        if choice == "all":
+            chosen = names
+        elif choice == "none":
+            chosen = []
+        elif choice == "output":
+            chosen = [self.output]
+        elif isinstance(choice, int):
+            if not 0 <= choice <= len(names):
+                raise ConfigError(f"layers = {choice}, but the model has {len(names)} layers")
+            chosen = names[len(names) - choice :]
+        else:
+            wanted = (choice,) if isinstance(choice, str) else choice
+            chosen = []
+            for want in wanted:
+                found = [name for name in names if name == want or name.startswith(f"{want}.")]
+                if not found:
+                    known = [*names, "all", "none", "output"]
+                    raise ConfigError(f"the model has no layer {want!r}: {did_you_mean(want, known)}")
+                chosen += found
+        return tuple(name for layer in names if layer in chosen for name in self.layers[layer])
+
+
+@dataclass(frozen=True)
+class Download:
+    """What the server sends to one client: usually one model; notes are small tensors beside it."""
+
+    models: tuple[Params, ...]
+    notes: Params = field(default_factory=dict)
+
+    @property
+    def model(self) -> Params:
+        """The only model, for the many algorithms that send one."""
+        (model,) = self.models
+        return model
+
+    @property
+    def nbytes(self) -> int:
+        """The traffic of this message."""
+        return sum(map(nbytes, self.models)) + nbytes(self.notes)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a client's training starts, and what the penalty of its loss is made from."""
+
+    params: Params
+    anchor: Params = field(default_factory=dict)
+    notes: Params = field(default_factory=dict)
+
+
+class Output(NamedTuple):
+    """What the network says about a batch, for the penalty."""
+
+    logits: Tensor
+    features: Tensor
+    """The input of the output layer."""
+    weight: Tensor
+    """The output layer's weight matrix as it is at this batch, one row a class."""
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the participants of a round sent, sorted by client; `models` are stacked on a leading axis."""
+
+    clients: tuple[int, ...]
+    models: Params
+    counts: Tensor
+    """Training samples of each participant."""
+    extras: Params = field(default_factory=dict)
+    """What `finish` of the algorithm added, stacked likewise."""
+
+    @property
+    def nbytes(self) -> int:
+        """The traffic of these messages."""
+        return nbytes(self.models) + nbytes(self.extras)
+
+
+def nbytes(params: Params) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in params.values())
