@@ -46,6 +46,8 @@ class DataSection(Section):
     """A fixed random subset of this size; 0 takes all."""
     validation: float = Field(0.1, ge=0, lt=1)
     """Share of a client's training data held out to pick a round honestly."""
+    newcomers: int = Field(0, ge=0)
+    """Clients that never take part: at the end they get a model from their label histogram, and without one."""
 
     @field_validator("name")
     @classmethod
@@ -106,19 +108,19 @@ class RunSection(Section):
     """Evaluate a fixed random sample of this many clients; 0 is all."""
     checkpoint_seconds: float = Field(30.0, ge=0)
     """Least time between two checkpoints; 0 writes one every round."""
-    save_models: bool = True
-    """Write every client's final personal model."""
+    save_models: Literal["auto", "all", "none"] = "auto"
+    """Write every client's final personal model; auto writes them while they fit into 1 GiB."""
 
 
 class Config(Section):
     """A whole experiment. `Config()` is the digits experiment."""
 
-    data: DataSection = Field(default_factory=DataSection)
-    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "cwfedavg"})
     """`name` and the hyper-parameters of the algorithm; validated by the algorithm itself."""
-    train: TrainSection = Field(default_factory=TrainSection)
-    run: RunSection = Field(default_factory=RunSection)
+    train: TrainSection = TrainSection()
+    run: RunSection = RunSection()
 
     @model_validator(mode="after")
     def _complete(self) -> Config:
@@ -132,6 +134,8 @@ class Config(Section):
             raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
         if self.data.name != "pfllib" and count > 1 and count > self.data.clients:
             raise ValueError(f"train.participation = {count:g}, but there are only {self.data.clients} clients")
+        if self.data.newcomers and self.data.newcomers >= self.data.clients:
+            raise ValueError(f"data.newcomers = {self.data.newcomers} leaves none of the {self.data.clients} clients")
         return self
 
     @property
@@ -147,7 +151,13 @@ class Config(Section):
         """How the samples are dealt out."""
         d = self.data
         return PartitionSpec(
-            d.partition, d.clients, d.classes_per_client, d.alpha, d.balanced, d.shuffled, self.train.batch_size
+            d.partition,
+            d.clients,
+            d.classes_per_client,
+            d.alpha,
+            d.balanced,
+            d.shuffled,
+            self.train.batch_size,
         )
 
     def changed(self, section: str, **values: Any) -> Config:

@@ -19,4 +19,5 @@ def wdr(output_weight: Tensor, prior: Tensor) -> Tensor:
 
     torch's vector norm has the subgradient 0 at 0, so the gradient is finite when p~ has arrived at p.
     """
-    return torch.linalg.vector_norm(prior.to(output_weight.dtype) - norm_distribution(output_weight))
+    distance: Tensor = torch.linalg.vector_norm(prior.to(output_weight.dtype) - norm_distribution(output_weight))
+    return distance

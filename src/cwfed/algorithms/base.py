@@ -6,7 +6,7 @@ tensors and JSON values, so that any algorithm's state can be saved, loaded and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -44,6 +44,9 @@ class Algorithm(Protocol[S]):
 
     def aggregate(self, state: S, up: Uploads) -> S:
         """The state after a round: a new one, the old one stays as it is."""
+
+    def newcomer(self, state: S, class_counts: Sequence[float] | None = None) -> Params:
+        """A model for a client that never took part, from its label histogram where it gives one."""
 
     # client
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:

@@ -114,7 +114,8 @@ class CwFedAvg(FedAvg):
 
     def personal_model(self, state: Any, distribution: Tensor) -> Params:
         """sum_j p~_j w^G_j: the model for any class distribution."""
-        return state["shared"] | mixing.average(state["basis"], distribution @ state["recipe"])
+        shared: Params = state["shared"]
+        return shared | mixing.average(state["basis"], distribution @ state["recipe"])
 
     def newcomer(self, state: Any, class_counts: Sequence[float] | None = None) -> Params:
         """A model for a client that never took part: from its label histogram, or 1/K without one."""

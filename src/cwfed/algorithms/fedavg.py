@@ -8,7 +8,7 @@ Beside it the two methods that differ only in what they do with that: `Local` ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
@@ -41,6 +41,10 @@ class FedAvg:
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         return OneModel(model=mixing.average(up.models, mixing.sample_weights(up.counts)))
+
+    def newcomer(self, state: Any, class_counts: Sequence[float] | None = None) -> Params:
+        model: Params = state["model"]
+        return model
 
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
         return got.model

@@ -5,4 +5,14 @@ from cwfed.data.dataset import Dataset
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SourceSpec, load
 
-__all__ = ["NAMES", "Dataset", "Federation", "PartitionSpec", "Samples", "Shard", "SourceSpec", "load", "share_out"]
+__all__ = [
+    "NAMES",
+    "Dataset",
+    "Federation",
+    "PartitionSpec",
+    "Samples",
+    "Shard",
+    "SourceSpec",
+    "load",
+    "share_out",
+]

@@ -75,7 +75,7 @@ def _digest(*arrays: NDArray[Any]) -> str:
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(f"{array.dtype.str}{array.shape}".encode())
-        sha.update(memoryview(np.ascontiguousarray(array)).cast("B"))
+        sha.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
     return sha.hexdigest()
 
 

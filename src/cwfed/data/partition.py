@@ -53,9 +53,7 @@ def partition(labels: Labels, spec: PartitionSpec, seed: int, classes: int) -> l
     return [np.sort(share) for share in shares]
 
 
-def _pathological(
-    labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int
-) -> list[Indices]:
+def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
     """Class k goes to the first ceil(M / K * c) clients that still hold fewer than c classes."""
     per_client = spec.classes_per_client
     if per_client > classes:
@@ -81,8 +79,7 @@ def _pathological(
     shares = [np.concatenate(parts) for parts in held]
     if empty := [i for i, share in enumerate(shares) if len(share) == 0]:
         raise DataError(
-            f"the pathological partition leaves client {empty[0]} without a sample: "
-            "use fewer clients or more samples"
+            f"the pathological partition leaves client {empty[0]} without a sample: use fewer clients or more samples"
         )
     return shares
 

@@ -58,7 +58,9 @@ class SourceSpec:
 
 def load(spec: SourceSpec, data_dir: str | Path | None = None) -> Dataset:
     """The data set, from the cache where it was decoded before. `data_dir` defaults to CWFED_DATA."""
-    folder = Path(data_dir or os.environ.get("CWFED_DATA") or "") if data_dir or os.environ.get("CWFED_DATA") else None
+    folder = (
+        Path(data_dir or os.environ.get("CWFED_DATA") or "") if data_dir or os.environ.get("CWFED_DATA") else None
+    )
     if spec.name == "digits":
         return digits()
     if spec.name in HUB:
@@ -260,5 +262,3 @@ def _content_key(paths: Sequence[Path], *parts: Any) -> str:
         except OSError as error:
             raise DataError(f"cannot read {path} ({error.strerror})") from None
     return _key(digests, *parts)
-
-

@@ -17,6 +17,11 @@ from cwfed.errors import ConfigError
 __all__ = ["Candidate", "Loop", "Score", "Threads", "Visit", "Visited", "choose", "find_device"]
 
 
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def find_device(name: str) -> torch.device:
     """The device of this name; "auto" is the accelerator where there is one."""
     if name == "auto":
@@ -41,7 +46,7 @@ def choose(
 ) -> Loop:
     """The engine of this name; "auto" is threads on a CPU with several cores, else the loop."""
     samples = Samples(federation.data.inputs, federation.data.labels, device)
-    workers = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = workers or cores()
     if name == "auto":
         name = "threads" if device.type == "cpu" and workers > 1 else "loop"
     if name == "threads":

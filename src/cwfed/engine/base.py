@@ -76,7 +76,12 @@ class Loop:
     workers = 1
 
     def __init__(
-        self, algorithm: FedAvg, model: nn.Module, federation: Federation, samples: Samples, how: LocalTraining
+        self,
+        algorithm: FedAvg,
+        model: nn.Module,
+        federation: Federation,
+        samples: Samples,
+        how: LocalTraining,
     ) -> None:
         self.algorithm, self.federation, self.how = algorithm, federation, how
         self._stop = threading.Event()
@@ -94,11 +99,10 @@ class Loop:
             view = bench.view(visit.client)
             got = visit.download()
             start = self.algorithm.begin(got, visit.own, view)
-            bench.load(start.params | visit.statistics)
-            loss, penalty = bench.train(self.algorithm, start, visit.client, round_, self.how)
+            loss, penalty = bench.train(self.algorithm, start, visit.statistics, visit.client, round_, self.how)
             bench.save(out, row)
             extras = self.algorithm.finish({name: stack[row] for name, stack in out.items()}, start, view)
-            kept = bench.copy_of(tuple(visit.statistics))
+            kept = bench.copy_of(visit.statistics)
             return Visited(visit.client, loss, penalty, got.nbytes, extras, kept)
 
         return self.map(one, list(enumerate(visits)))

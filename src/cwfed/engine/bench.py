@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,21 +63,21 @@ class SeededDropout(nn.Dropout):
 class ClientView:
     """The client as an algorithm sees it."""
 
-    def __init__(self, federation: Federation, client: int, device: torch.device) -> None:
-        self._federation, self._client, self._device = federation, client, device
+    def __init__(self, federation: Federation, client: int) -> None:
+        self._federation, self._client = federation, client
 
     @cached_property
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
-        counts = self._federation.class_counts(self._client)
-        return torch.as_tensor(counts, dtype=torch.float32, device=self._device)
+        return torch.from_numpy(self._federation.class_counts(self._client)).float()
 
 
 class Bench:
     """A network and the samples, for one worker at a time."""
 
     def __init__(self, model: nn.Module, federation: Federation, samples: Samples, stop: threading.Event) -> None:
-        self.model = copy.deepcopy(model).to(samples.device, memory_format=torch.channels_last)
+        self.model = copy.deepcopy(model).to(samples.device)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.federation, self.samples, self.stop = federation, samples, stop
         self._generator = torch.Generator(samples.device)
         self._seed_dropout()
@@ -97,7 +97,7 @@ class Bench:
 
     def view(self, client: int) -> ClientView:
         """What an algorithm may see of a client."""
-        return ClientView(self.federation, client, self.samples.device)
+        return ClientView(self.federation, client)
 
     def load(self, params: Params) -> None:
         """Make the network this model; it must be complete."""
@@ -113,9 +113,12 @@ class Bench:
             for name, stack in out.items():
                 stack[row].copy_(self._state[name])
 
-    def copy_of(self, names: tuple[str, ...]) -> Params:
-        """Copies of some tensors of the network."""
-        return {name: self._state[name].detach().clone() for name in names}
+    def copy_of(self, names: Iterable[str]) -> Params:
+        """Copies of some tensors of the network, for the server's side: in main memory."""
+        return {name: self._state[name].detach().to("cpu", copy=True) for name in names}
+
+    def _here(self, params: Params) -> Params:
+        return {name: tensor.to(self.samples.device) for name, tensor in params.items()}
 
     def forward(self, inputs: Tensor) -> Output:
         """What the network says, with the features that the output layer saw."""
@@ -124,10 +127,18 @@ class Bench:
         return Output(logits, self._features, self._output.weight)
 
     def train(
-        self, algorithm: FedAvg, start: Start, client: int, round_: int, how: LocalTraining
+        self,
+        algorithm: FedAvg,
+        start: Start,
+        statistics: Params,
+        client: int,
+        round_: int,
+        how: LocalTraining,
     ) -> tuple[float, float]:
-        """Train the loaded network on a client's data; the mean cross-entropy and penalty over its batches."""
+        """Train from a start on a client's data; the mean cross-entropy and penalty over its batches."""
+        self.load(start.params | statistics)
         self.model.train()
+        start = Start({}, self._here(start.anchor), self._here(start.notes))
         params = parameters_of(self.model)
         trained = [p for p in params.values() if p.requires_grad]
         own = torch.from_numpy(self.federation.shards[client].train).to(self.samples.device)

@@ -45,7 +45,7 @@ def build(name: str, shape: InputShape, classes: int, options: Mapping[str, Any]
     for option in options:
         if option not in known:
             raise ConfigError(f"unknown setting model.options.{option} for {name}: {did_you_mean(option, known)}")
-    model = builder(shape, classes, **options)
+    model: nn.Module = builder(shape, classes, **options)
     output_layer(model, classes, name)
     return model
 

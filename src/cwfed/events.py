@@ -1,0 +1,138 @@
+"""What happened, one JSON line each. Everything that a report shows is read from these."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cwfed.errors import RunError
+from cwfed.types import Phase
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """How good the clients' models are in one phase, over the evaluated clients."""
+
+    accuracy: float
+    """Right test answers / test samples, over all evaluated clients."""
+    validation: float | None
+    """The same on the held-out part of the training data; None where nothing is held out."""
+    loss: float
+    """Mean test cross-entropy."""
+    right: list[int]
+    """Right test answers of each evaluated client; `Started` has how many samples each has."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins; written once."""
+
+    kind: ClassVar[str] = "started"
+    algorithm: str
+    dataset: str
+    seed: int
+    rounds: int
+    clients: int
+    classes: int
+    parameters: int
+    """Numbers in one model."""
+    phase: Phase
+    """The phase on which this algorithm is reported."""
+    evaluated: list[int]
+    """The clients that are evaluated, in the order of every list of results."""
+    test_samples: list[int]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round is over."""
+
+    kind: ClassVar[str] = "round"
+    round: int
+    participants: list[int]
+    """Whose model was aggregated."""
+    dropped: list[int]
+    """Who got a model and never answered."""
+    loss: float | None
+    """Mean training cross-entropy of the participants; None in a round without any."""
+    penalty: float | None
+    client_loss: list[float]
+    """Training cross-entropy of each participant."""
+    correlation: float | None
+    """Pearson correlation of p~ (read from the uploaded output layers) with the true p."""
+    distance: float | None
+    """Mean ||p - p~||_2 of the participants."""
+    received: PhaseResult | None
+    """Phase results, in evaluated rounds: `received` is of the models as the server hands them out next."""
+    trained: PhaseResult | None
+    down: int
+    """Bytes sent to clients."""
+    up: int
+    """Bytes sent by clients."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By step."""
+
+
+@dataclass(frozen=True)
+class Newcomers:
+    """At the end: how good the models are that clients get which never took part."""
+
+    kind: ClassVar[str] = "newcomers"
+    clients: list[int]
+    histogram: float
+    """Test accuracy with the model made from the client's label histogram."""
+    uniform: float
+    """The same where the client says nothing about itself."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a reader of the results should know: a resume, another kind of CPU, a damaged checkpoint."""
+
+    kind: ClassVar[str] = "note"
+    message: str
+
+
+Event = Started | Round | Newcomers | Note
+
+
+def to_json(event: Event) -> str:
+    """One line."""
+    return json.dumps({"event": event.kind, **dataclasses.asdict(event)}, allow_nan=False)
+
+
+def from_json(line: str) -> Event:
+    """The event of a line; raises ValueError for anything else."""
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        kind = fields.pop("event")
+        for plain in (Started, Newcomers, Note):
+            if kind == plain.kind:
+                return plain(**fields)
+        if kind == Round.kind:
+            for phase in ("received", "trained"):
+                fields[phase] = PhaseResult(**fields[phase]) if fields[phase] else None
+            return Round(**fields)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not an event of this version: {error}") from None
+    raise ValueError(f"unknown event {kind!r}")
+
+
+def read(path: Path) -> list[Event]:
+    """All events of a run. An unfinished last line, left by a kill, is passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"the events of the run cannot be read from {path}: {error}") from None
+    events = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            events.append(from_json(line))
+        except ValueError as error:
+            raise RunError(f"{path}, line {number}, is damaged: {error}") from None
+    return events

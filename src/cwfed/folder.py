@@ -1,0 +1,167 @@
+"""The folder a run leaves: config, manifest, events, checkpoints, models, summary.
+
+`summary.json` is written last: a folder that has one is a finished run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors.torch import save_file
+
+from cwfed import config as configs
+from cwfed import events
+from cwfed.checkpoint import Checkpoints, digest
+from cwfed.config import Config
+from cwfed.errors import RunError
+from cwfed.events import Event
+from cwfed.simulation import Progress, from_tree, to_tree
+from cwfed.types import Params
+
+FREE_TO_CHANGE = {"run.engine", "run.workers", "run.device", "run.checkpoint_seconds", "run.save_models"}
+"""Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self._events: IO[str] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / "config.toml").exists()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run here is complete."""
+        return (self.path / "summary.json").exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time may write here; the lock ends with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise RunError(f"the output folder {self.path} cannot be written ({error.strerror})") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path} is in use by another process") from None
+            try:
+                yield
+            finally:
+                if self._events:
+                    self._events.close()
+                    self._events = None
+
+    # --- the small files
+
+    def write(self, name: str, text: str) -> None:
+        """A small file, whole or not at all."""
+        scratch = self.path / f".{name}.new"
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, self.path / name)
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file of the run."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{self.path} has no {name}: it is not a finished run of cwfed") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} is damaged ({error})") from None
+
+    def config(self) -> Config:
+        """The config of the run here."""
+        if not self.exists:
+            raise RunError(f"{self.path} holds no run of cwfed")
+        return configs.load(self.path / "config.toml")
+
+    def check_same(self, config: Config) -> None:
+        """A resumed run must be the same experiment."""
+        ours, theirs = _flat(config.model_dump()), _flat(self.config().model_dump())
+        for key in sorted(ours.keys() | theirs.keys()):
+            mine, there = ours.get(key), theirs.get(key)
+            if mine == there or key in FREE_TO_CHANGE or _grew(key, mine, there):
+                continue
+            raise RunError(
+                f"{self.path} holds another experiment: {key} is {there!r} there and {mine!r} here; "
+                "choose another --out or the same settings"
+            )
+
+    # --- events
+
+    def append(self, event: Event) -> None:
+        """Add a line to events.jsonl; it is out of this process when the call returns."""
+        if self._events is None:
+            self._events = (self.path / "events.jsonl").open("a", encoding="utf-8")
+        self._events.write(events.to_json(event) + "\n")
+        self._events.flush()
+
+    def events(self) -> list[Event]:
+        """All events so far."""
+        return events.read(self.path / "events.jsonl")
+
+    # --- checkpoints
+
+    def save(self, progress: Progress) -> None:
+        """A checkpoint; it remembers how long events.jsonl was, to cut off what came after it."""
+        assert self._events is not None, "the first event comes before the first checkpoint"
+        os.fsync(self._events.fileno())
+        self.checkpoints.save(progress.round, to_tree(progress) | {"events": self._events.tell()})
+
+    def restore(self) -> tuple[Progress | None, list[str]]:
+        """The newest whole checkpoint, events.jsonl cut back to it; None starts again from the beginning."""
+        tree, complaints = self.checkpoints.newest()
+        path = self.path / "events.jsonl"
+        if tree is None:
+            path.unlink(missing_ok=True)
+            return None, complaints
+        if not path.exists() or path.stat().st_size < tree["events"]:
+            raise RunError(f"{path} is shorter than the checkpoint of round {tree['round']} says: it was damaged")
+        os.truncate(path, tree["events"])
+        self.events()  # says which line is damaged, if one is
+        return from_tree(tree), complaints
+
+    # --- final models
+
+    def save_models(self, models: Iterator[tuple[int, Params]]) -> None:
+        """One safetensors file a personal model, and an index of who has which."""
+        scratch, final = self.path / ".models.new", self.path / "models"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        index: dict[str, str] = {}
+        files: dict[str, str] = {}  # by content: clients with the same model share its file
+        for client, model in models:
+            content = digest(model)
+            if content not in files:
+                files[content] = f"client-{client:05d}.safetensors"
+                save_file({name: w.contiguous() for name, w in model.items()}, scratch / files[content])
+            index[str(client)] = files[content]
+        (scratch / "index.json").write_text(json.dumps(index, indent=1))
+        shutil.rmtree(final, ignore_errors=True)
+        scratch.rename(final)
+
+
+def _grew(key: str, now: Any, before: Any) -> bool:
+    return key == "train.rounds" and now > before
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

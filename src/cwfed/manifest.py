@@ -1,0 +1,41 @@
+"""Under what circumstances a run was made: versions, hashes of data and split, the machine."""
+
+from __future__ import annotations
+
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("cwfed", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
+
+
+def instruction_set() -> str:
+    """The CPU instructions torch uses here; the last bits of results depend on them."""
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def cpu_name() -> str:
+    """The processor, as the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def manifest(**facts: Any) -> dict[str, Any]:
+    """The manifest with these facts of the run added."""
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "machine": {
+            "system": platform.system(),
+            "cpu": cpu_name(),
+            "instruction_set": instruction_set(),
+        },
+        **facts,
+    }

@@ -1,0 +1,88 @@
+"""A client's final model, loaded back from a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from cwfed import models
+from cwfed.data import text
+from cwfed.data.clients import to_network
+from cwfed.errors import DataError, RunError
+from cwfed.folder import RunFolder
+from cwfed.models import InputShape
+from cwfed.types import Params
+
+
+class PersonalModel:
+    """A network with a client's weights, and what is needed to feed it."""
+
+    def __init__(self, network: nn.Module, class_names: Sequence[str], words: Sequence[str] = ()) -> None:
+        self.network = network.eval()
+        self.class_names = tuple(class_names)
+        self._words = words
+
+    @torch.inference_mode()
+    def probabilities(self, inputs: NDArray[Any] | Sequence[str]) -> NDArray[np.float32]:
+        """The class probabilities of images (N x H x W x C), vectors (N x F), or texts."""
+        if self._words and not isinstance(inputs, np.ndarray):
+            inputs = text.encode([str(t) for t in inputs], self._words)
+        array = np.asarray(inputs)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        try:
+            out: NDArray[np.float32] = self.network(to_network(torch.tensor(array))).softmax(1).numpy()
+            return out
+        except (RuntimeError, TypeError) as error:
+            raise DataError(f"inputs of shape {array.shape} do not fit the model: {error}") from None
+
+    def predict(self, inputs: NDArray[Any] | Sequence[str]) -> NDArray[np.int64]:
+        """The most probable class of each sample."""
+        classes: NDArray[np.int64] = self.probabilities(inputs).argmax(1)
+        return classes
+
+
+def load_model(
+    run: str | Path, client: int | None = None, *, class_counts: Sequence[float] | None = None
+) -> PersonalModel:
+    """The final personal model of a client; or, for a newcomer, the one made from its label histogram.
+
+    With neither a client nor a histogram, the model for a newcomer who says nothing about itself.
+    """
+    folder = RunFolder(run)
+    config, facts = folder.config(), folder.read_json("manifest.json")
+    shape = InputShape(tuple(facts["data"]["shape"]), facts["data"]["vocabulary"])
+    names = facts["data"]["classes"]
+    network = models.build(config.model.name, shape, len(names), config.model.options)
+    if client is not None and class_counts is not None:
+        raise RunError("give a client or a label histogram, not both")
+    params = _newcomer(folder, class_counts) if client is None else _of_client(folder, client)
+    network.load_state_dict(params, strict=False)
+    words = folder.read_json("vocabulary.json") if shape.vocabulary else ()
+    return PersonalModel(network, names, words)
+
+
+def _of_client(folder: RunFolder, client: int) -> Params:
+    index = folder.read_json("models/index.json")
+    if str(client) not in index:
+        raise RunError(f"{folder.path} has no model of client {client}: its clients are 0 to {len(index) - 1}")
+    path = folder.path / "models" / index[str(client)]
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} is damaged ({error})") from None
+
+
+def _newcomer(folder: RunFolder, class_counts: Sequence[float] | None) -> Params:
+    tree, _ = folder.checkpoints.newest()
+    if tree is None:
+        raise RunError(f"{folder.path} has no checkpoint to make a newcomer's model from")
+    return folder.config().build_algorithm().newcomer(tree["server"], class_counts)

@@ -1,0 +1,206 @@
+"""A run with its folder: start, resume, record, finish."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cwfed import manifest
+from cwfed.config import Config
+from cwfed.errors import RunError
+from cwfed.events import Event, Note
+from cwfed.folder import RunFolder
+from cwfed.simulation import Progress, Simulation
+from cwfed.summary import summarise
+from cwfed.types import Params, nbytes
+
+MODELS_LIMIT = 2**30
+"""Bytes of final models that `run.save_models = "auto"` writes."""
+
+Summary = dict[str, Any]
+
+
+def run(
+    config: Config | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    data_dir: str | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Summary:
+    """Carry out an experiment and give its summary; with `out`, leave a run folder there.
+
+    With `resume` the run in `out` goes on after its last checkpoint, or starts if there is none; a finished
+    one is only read. `config` may then be left out. `on_event` is called with everything that happens.
+    """
+    if out is None:
+        if resume:
+            raise RunError("only a run with an output folder can be resumed: give its folder as --out")
+        return _in_memory(Simulation(config or Config(), data_dir), on_event)
+    folder = RunFolder(out)
+    with folder.locked():
+        if folder.exists:
+            config = _check_existing(folder, config, resume)
+            if folder.finished and not _more_to_do(folder, config):
+                return dict(folder.read_json("summary.json"))
+        elif stray := [p.name for p in folder.path.iterdir() if not p.name.startswith(".")]:
+            raise RunError(
+                f"{folder.path} holds files that are no run of cwfed, such as {stray[0]}: choose another --out"
+            )
+        try:
+            return _in_folder(config or Config(), folder, data_dir, on_event)
+        except OSError as error:
+            raise RunError(
+                f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
+                "mend that and go on with --resume"
+            ) from error
+
+
+def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> Config:
+    if not resume:
+        state = "a finished run" if folder.finished else "a run that is not finished"
+        raise RunError(f"{folder.path} already holds {state}: --resume goes on with it, or choose another --out")
+    if config is None:
+        return folder.config()
+    folder.check_same(config)
+    return config
+
+
+def _more_to_do(folder: RunFolder, config: Config) -> bool:
+    more_rounds = config.train.rounds > folder.read_json("summary.json")["rounds"]
+    return more_rounds or (config.run.save_models == "all" and not (folder.path / "models").exists())
+
+
+def _in_memory(simulation: Simulation, on_event: Callable[[Event], None]) -> Summary:
+    events: list[Event] = [simulation.started()]
+    on_event(events[0])
+    try:
+        progress = simulation.start()
+        for progress, event in simulation.rounds(progress):
+            events.append(event)
+            on_event(event)
+        if joined := simulation.welcome(progress):
+            events.append(joined)
+            on_event(joined)
+    finally:
+        simulation.close()
+    return summarise(events)
+
+
+def _in_folder(config: Config, folder: RunFolder, data_dir: str | None, on_event: Callable[[Event], None]) -> Summary:
+    def tell(event: Event) -> None:
+        folder.append(event)
+        on_event(event)
+
+    simulation = Simulation(config, data_dir)
+    try:
+        progress, notes = _prepare(folder, simulation)
+        if progress is None:
+            progress = simulation.start()
+            tell(simulation.started())
+        else:
+            on_event(simulation.started())
+        for note in notes:
+            tell(Note(note))
+
+        last_saved = time.monotonic()
+        try:
+            for progress, event in simulation.rounds(progress):
+                tell(event)
+                if time.monotonic() - last_saved >= config.run.checkpoint_seconds:
+                    folder.save(progress)
+                    last_saved = time.monotonic()
+        except KeyboardInterrupt:
+            if progress.round:
+                folder.save(progress)
+            raise
+        folder.save(progress)
+
+        if joined := simulation.welcome(progress):
+            tell(joined)
+        if _wants_models(config, simulation, tell):
+            folder.save_models(_final_models(simulation, progress))
+        summary = summarise(folder.events())
+        summary["peak_memory_bytes"] = _peak_memory()
+        folder.write("summary.json", json.dumps(summary, indent=1))
+        return summary
+    finally:
+        simulation.close()
+
+
+def _prepare(folder: RunFolder, simulation: Simulation) -> tuple[Progress | None, list[str]]:
+    """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
+    facts = _manifest(simulation)
+    config = simulation.config.to_toml()
+    if not folder.exists:
+        folder.write("manifest.json", json.dumps(facts, indent=1))
+        if simulation.federation.data.words:
+            folder.write("vocabulary.json", json.dumps(simulation.federation.data.words))
+        folder.write("config.toml", config)
+        return None, []
+    then = folder.read_json("manifest.json")
+    for what in ("data", "split"):
+        if then[what]["digest"] != facts[what]["digest"]:
+            raise RunError(
+                f"{folder.path} was made with another {what}: the hash in its manifest differs from this one"
+            )
+    progress, notes = folder.restore()
+    before, now = then["machine"]["instruction_set"], facts["machine"]["instruction_set"]
+    if progress and before != now:
+        notes.append(f"resumed on another kind of CPU ({before}, now {now}): the last bits may differ from here on")
+    folder.write("config.toml", config)
+    (folder.path / "summary.json").unlink(missing_ok=True)
+    return progress, notes
+
+
+def _manifest(simulation: Simulation) -> dict[str, Any]:
+    federation = simulation.federation
+    return manifest.manifest(
+        seed=simulation.config.run.seed,
+        algorithm=simulation.config.algorithm_name,
+        model={"name": simulation.config.model.name, "parameters": simulation.parameters},
+        data={
+            "name": federation.data.name,
+            "digest": federation.data.digest,
+            "samples": len(federation.data.labels),
+            "shape": list(federation.shape.dims),
+            "vocabulary": federation.shape.vocabulary,
+            "classes": federation.data.class_names,
+        },
+        split={"digest": federation.digest(), "histogram": federation.histogram().tolist()},
+        batch_norm=simulation.config.train.batch_norm,
+        engine={
+            "name": simulation.engine.name,
+            "workers": simulation.engine.workers,
+            "device": str(simulation.device),
+        },
+    )
+
+
+def _wants_models(config: Config, simulation: Simulation, tell: Callable[[Event], None]) -> bool:
+    if config.run.save_models != "auto":
+        return config.run.save_models == "all"
+    size = nbytes(simulation.fresh(0)) * simulation.clients
+    if size > MODELS_LIMIT:
+        tell(
+            Note(
+                f"the final models of {simulation.clients} clients could take {size / 2**30:.1f} GiB and were not "
+                'written; run.save_models = "all" with --resume writes them'
+            )
+        )
+    return size <= MODELS_LIMIT
+
+
+def _final_models(simulation: Simulation, progress: Progress) -> Iterator[tuple[int, Params]]:
+    for client in range(simulation.clients):
+        yield client, simulation.final_model(progress, client)
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

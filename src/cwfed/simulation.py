@@ -1,0 +1,375 @@
+"""The round loop. `Simulation` is an experiment made ready; `rounds` carries it out and says what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cwfed import data, engine, mixing, models
+from cwfed.config import Config
+from cwfed.engine import Candidate, Score, Visit, Visited
+from cwfed.engine.bench import ClientView, LocalTraining
+from cwfed.errors import ConfigError
+from cwfed.events import Newcomers, PhaseResult, Round, Started
+from cwfed.rng import stream, torch_stream
+from cwfed.types import Params, Uploads
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All that a run must remember between two rounds; saved and loaded, the run goes on as if nothing was."""
+
+    round: int
+    server: Any
+    """The algorithm's state."""
+    kept: dict[int, Params] = field(default_factory=dict)
+    """By client, what stays with it: its model if the algorithm keeps one, its running statistics."""
+    trained: dict[int, Score] = field(default_factory=dict)
+    """By client, how good the model it last trained was."""
+
+
+class Simulation:
+    """An experiment made ready to run: data dealt out, model and algorithm built, an engine to train with."""
+
+    def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        dataset = data.load(config.data.source(), data_dir)
+        if dataset.fixed_split is not None:
+            config = config.changed("data", clients=len(dataset.fixed_split))
+        spec = config.partition_spec()
+        seed = config.run.seed
+        self.federation = data.share_out(dataset, spec, seed, config.data.validation, config.data.samples)
+        if config.model.name == "auto":
+            config = config.changed("model", name=models.default_for(self.federation.shape))
+        self.config = config
+        self.algorithm = config.build_algorithm()
+        self._check_batches()
+
+        self.clients = len(self.federation)
+        template = self._build(0)
+        self.task = models.task_of(template, self.clients, dataset.classes)
+        running = {name: b.detach().clone() for name, b in models.statistics(template).items()}
+        self._local_statistics = running if config.train.batch_norm == "local" else {}
+        self._travelling = {n: t for n, t in self._state_of(template).items() if n not in self._local_statistics}
+        self.parameters = sum(p.numel() for p in template.parameters())
+
+        train = config.train
+        self.device = engine.find_device(config.run.device)
+        how = LocalTraining(seed, train.lr, train.batch_size, train.epochs)
+        self.engine = engine.choose(
+            config.run.engine, config.run.workers, self.algorithm, template, self.federation, self.device, how
+        )
+        mixed = stream(seed, "newcomers").permutation(self.clients)
+        self.newcomers = sorted(int(c) for c in mixed[: config.data.newcomers])
+        self.members = sorted(int(c) for c in mixed[config.data.newcomers :])
+        self.evaluated = self._choose_evaluated()
+
+    # --- before the first round
+
+    def _build(self, number: int) -> torch.nn.Module:
+        model = self.config.model
+        with torch_stream(self.config.run.seed, "model", client=number):
+            return models.build(model.name, self.federation.shape, self.federation.data.classes, model.options)
+
+    @staticmethod
+    def _state_of(model: torch.nn.Module) -> Params:
+        return {n: t.detach() for n, t in (models.parameters_of(model) | models.statistics(model)).items()}
+
+    def fresh(self, number: int) -> Params:
+        """The number-th random initial model."""
+        state = self._travelling if number == 0 else self._state_of(self._build(number))
+        return {name: state[name].contiguous() for name in self._travelling}
+
+    def _check_batches(self) -> None:
+        size = self.config.train.batch_size
+        largest = max(len(shard.train) for shard in self.federation.shards)
+        if size > largest:
+            raise ConfigError(
+                f"train.batch_size = {size} is larger than every client: the largest has {largest} training samples"
+            )
+
+    def _choose_evaluated(self) -> list[int]:
+        wanted = self.config.run.evaluate_clients or len(self.members)
+        if wanted > len(self.members):
+            raise ConfigError(f"run.evaluate_clients = {wanted}, but only {len(self.members)} clients can take part")
+        chosen = stream(self.config.run.seed, "evaluated").permutation(self.members)[:wanted]
+        if not any(len(self.federation.shards[c].test) for c in chosen):
+            raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")
+        return sorted(int(c) for c in chosen)
+
+    def start(self) -> Progress:
+        """Before round 1."""
+        return Progress(0, self.algorithm.init(self.fresh, self.task))
+
+    def started(self) -> Started:
+        """The first event of the run."""
+        return Started(
+            algorithm=self.config.algorithm_name,
+            dataset=self.federation.data.name,
+            seed=self.config.run.seed,
+            rounds=self.config.train.rounds,
+            clients=self.clients,
+            classes=self.task.classes,
+            parameters=self.parameters,
+            phase=self.algorithm.phase,
+            evaluated=self.evaluated,
+            test_samples=[len(self.federation.shards[c].test) for c in self.evaluated],
+        )
+
+    # --- the rounds
+
+    def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Round]]:
+        """Carry out the rounds that are left; after each, where the run is and what happened."""
+        with _one_compute_thread():
+            while progress.round < self.config.train.rounds:
+                progress, event = self._round(progress)
+                yield progress, event
+
+    def _round(self, before: Progress) -> tuple[Progress, Round]:
+        number = before.round + 1
+        clock = _Clock()
+
+        # 1. Choose who takes part, and who of them will be lost on the way.
+        invited = self._sample(number)
+        lost = [c for c in invited if self._is_lost(number, c)]
+        participants = [c for c in invited if c not in set(lost)]
+        down = sum(self.algorithm.send(before.server, c).nbytes for c in lost)
+        clock.lap("send")
+
+        # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th participant's.
+        stack = {n: torch.empty(len(participants), *t.shape, dtype=t.dtype) for n, t in self._travelling.items()}
+        visited = self.engine.visit(number, [self._visit(before, c) for c in participants], stack)
+        down += sum(v.downloaded for v in visited)
+        kept = before.kept | {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
+        clock.lap("train")
+
+        # 3. Measure the trained models. A client that did not train has the model it trained last.
+        evaluate = number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
+        trained = before.trained
+        if evaluate:
+            trained = trained | self._measure_trained(participants, stack, kept)
+        else:  # a model that was trained but not measured: its old score is no longer its own
+            trained = {c: s for c, s in trained.items() if c not in set(participants)}
+        clock.lap("evaluate")
+
+        # 4. The server aggregates what arrived; a round without any participant changes nothing.
+        server, up = before.server, 0
+        if visited:
+            uploads = self._uploads(visited, stack)
+            server, up = self.algorithm.aggregate(before.server, uploads), uploads.nbytes
+        clock.lap("aggregate")
+
+        # 5. Measure the models that the server hands out next.
+        after = Progress(number, server, kept, trained)
+        received_result = trained_result = None
+        if evaluate:
+            received = self._measure_received(after)
+            received_result = self._result(received)
+            trained_result = self._result(received | trained)
+        clock.lap("evaluate")
+
+        # 6. Say what happened.
+        p, estimate = self._distributions(participants, stack)
+        event = Round(
+            round=number,
+            participants=participants,
+            dropped=lost,
+            loss=_mean([v.loss for v in visited]),
+            penalty=_mean([v.penalty for v in visited]),
+            client_loss=[v.loss for v in visited],
+            correlation=_correlation(p, estimate),
+            distance=_mean((p - estimate).norm(dim=1).tolist()),
+            received=received_result,
+            trained=trained_result,
+            down=down,
+            up=up,
+            seconds=clock.laps("report"),
+        )
+        return after, event
+
+    def _sample(self, number: int) -> list[int]:
+        share = self.config.train.participation
+        count = int(share) if share > 1 else max(1, round(share * len(self.members)))
+        if count >= len(self.members):
+            return self.members
+        chosen = stream(self.config.run.seed, "participants", number).choice(self.members, count, replace=False)
+        return sorted(int(c) for c in chosen)
+
+    def _is_lost(self, number: int, client: int) -> bool:
+        return bool(stream(self.config.run.seed, "lost", number, client).random() < self.config.train.dropout)
+
+    def _visit(self, progress: Progress, client: int) -> Visit:
+        server = progress.server
+        return Visit(
+            client,
+            lambda: self.algorithm.send(server, client),
+            self._own(progress, client),
+            self._statistics(progress.kept, client),
+        )
+
+    def _keep(self, visited: Visited, stack: Params, row: int) -> Params:
+        model = {n: w[row].clone() for n, w in stack.items()} if self.algorithm.keeps_model else {}
+        return model | visited.statistics
+
+    def _own(self, progress: Progress, client: int) -> Params | None:
+        if not self.algorithm.keeps_model:
+            return None
+        kept = progress.kept.get(client)
+        return {n: kept[n] for n in self._travelling} if kept else self._travelling
+
+    def _statistics(self, kept: dict[int, Params], client: int) -> Params:
+        own = kept.get(client)
+        return {n: own[n] if own else initial for n, initial in self._local_statistics.items()}
+
+    def _uploads(self, visited: Sequence[Visited], stack: Params) -> Uploads:
+        names = visited[0].extras
+        return Uploads(
+            clients=tuple(v.client for v in visited),
+            models=stack if self.algorithm.uploads_model else {},
+            counts=torch.tensor([len(self.federation.shards[v.client].train) for v in visited]),
+            extras={name: torch.stack([v.extras[name].cpu() for v in visited]) for name in names},
+        )
+
+    # --- measuring
+
+    def personal(self, progress: Progress, client: int) -> Callable[[ClientView], Params]:
+        """How a client gets the model it has on receipt."""
+        own = self._own(progress, client)
+        return lambda view: self.algorithm.personal(self.algorithm.send(progress.server, client), own, view)
+
+    def _measure_received(self, progress: Progress) -> dict[int, Score]:
+        candidates = [
+            Candidate(c, self.personal(progress, c), self._statistics(progress.kept, c)) for c in self.evaluated
+        ]
+        return dict(zip(self.evaluated, self.engine.measure(candidates), strict=True))
+
+    def _measure_trained(
+        self, participants: Sequence[int], stack: Params, kept: dict[int, Params]
+    ) -> dict[int, Score]:
+        evaluated = set(self.evaluated)
+        rows = {c: row for row, c in enumerate(participants) if c in evaluated}
+        candidates = [Candidate(c, partial(_row, stack, row), self._statistics(kept, c)) for c, row in rows.items()]
+        return dict(zip(rows, self.engine.measure(candidates), strict=True))
+
+    def _result(self, scores: dict[int, Score]) -> PhaseResult:
+        shards = [self.federation.shards[c] for c in self.evaluated]
+        ordered = [scores[c] for c in self.evaluated]
+        tests = sum(len(s.test) for s in shards)
+        validations = sum(len(s.validation) for s in shards)
+        return PhaseResult(
+            accuracy=sum(s.test_right for s in ordered) / tests,
+            validation=sum(s.validation_right for s in ordered) / validations if validations else None,
+            loss=sum(s.test_loss for s in ordered) / tests,
+            right=[s.test_right for s in ordered],
+        )
+
+    def _distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
+        """The participants' true class distributions and those read from their uploaded output layers."""
+        counts = np.stack([self.federation.class_counts(c) for c in participants]) if participants else None
+        if counts is None:
+            return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
+        true = torch.from_numpy(counts / counts.sum(1, keepdims=True))
+        return true, mixing.norm_distribution(stack[self.task.output_weight].double())
+
+    # --- after the last round
+
+    def welcome(self, progress: Progress) -> Newcomers | None:
+        """Measure the models that clients get which never took part."""
+        if not self.newcomers:
+            return None
+        scores = {}
+        for kind in ("histogram", "uniform"):
+            candidates = []
+            for c in self.newcomers:
+                counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
+                model = self.algorithm.newcomer(progress.server, counts)
+                statistics = self._statistics(progress.kept, c)
+                candidates.append(Candidate(c, partial(_as_it_is, model), statistics))
+            right = sum(score.test_right for score in self.engine.measure(candidates))
+            scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
+        return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
+
+    def final_model(self, progress: Progress, client: int) -> Params:
+        """A client's personal model, complete: of the phase on which the algorithm is reported."""
+        kept = progress.kept.get(client, {})
+        statistics = self._statistics(progress.kept, client)
+        if self.algorithm.phase == "trained" and all(n in kept for n in self._travelling):
+            return {n: kept[n] for n in self._travelling} | statistics
+        model = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c)), [client])[0]
+        return model | statistics
+
+    def close(self) -> None:
+        """End the engine's workers."""
+        self.engine.close()
+
+
+def to_tree(progress: Progress) -> dict[str, Any]:
+    """Progress as a tree for a checkpoint."""
+    return {
+        "round": progress.round,
+        "server": progress.server,
+        "kept": {str(client): params for client, params in progress.kept.items()},
+        "trained": {str(c): [s.test_right, s.test_loss, s.validation_right] for c, s in progress.trained.items()},
+    }
+
+
+def from_tree(tree: dict[str, Any]) -> Progress:
+    """Progress from a checkpoint's tree."""
+    return Progress(
+        round=tree["round"],
+        server=tree["server"],
+        kept={int(client): params for client, params in tree["kept"].items()},
+        trained={int(client): Score(*score) for client, score in tree["trained"].items()},
+    )
+
+
+@contextmanager
+def _one_compute_thread() -> Iterator[None]:
+    """Sums split over threads differ in the last bits with their number; clients run side by side instead."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, step: str) -> None:
+        now = time.perf_counter()
+        self._laps[step] = self._laps.get(step, 0.0) + now - self._last
+        self._last = now
+
+    def laps(self, step: str) -> dict[str, float]:
+        self.lap(step)
+        return {name: round(seconds, 6) for name, seconds in self._laps.items()}
+
+
+def _row(stack: Params, row: int, view: ClientView) -> Params:
+    return {name: w[row] for name, w in stack.items()}
+
+
+def _as_it_is(model: Params, view: ClientView) -> Params:
+    return model
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _correlation(p: Tensor, estimate: Tensor) -> float | None:
+    """Pearson, over all clients and classes; None where either does not vary."""
+    if p.numel() < 2 or p.std() == 0 or estimate.std() == 0:
+        return None
+    return float(torch.corrcoef(torch.stack([p.flatten(), estimate.flatten()]))[0, 1])

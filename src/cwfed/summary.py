@@ -1,0 +1,83 @@
+"""A run in numbers: a pure function of its events. Both phases and all three pickings, always."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cwfed.errors import RunError
+from cwfed.events import Event, Newcomers, Note, PhaseResult, Round, Started
+from cwfed.types import PHASES, Phase
+
+Picks = dict[str, tuple[int, PhaseResult] | None]
+
+
+def pick(rounds: Sequence[Round], phase: Phase) -> Picks:
+    """The round and result that each picking chooses; the first one where several are equal."""
+    results = [(r.round, getattr(r, phase)) for r in rounds if getattr(r, phase) is not None]
+    if not results:
+        return {"best": None, "validated": None, "last": None}
+    validated = [found for found in results if found[1].validation is not None]
+    return {
+        "best": max(results, key=lambda found: found[1].accuracy),
+        "validated": max(validated, key=lambda found: found[1].validation) if validated else None,
+        "last": results[-1],
+    }
+
+
+def summarise(events: Sequence[Event]) -> dict[str, Any]:
+    """What `summary.json` says."""
+    started = next((e for e in events if isinstance(e, Started)), None)
+    rounds = [e for e in events if isinstance(e, Round)]
+    if started is None or not rounds:
+        raise RunError("the run has no finished round to summarise")
+    picks = {phase: pick(rounds, phase) for phase in PHASES}
+    best = picks[started.phase]["best"]
+    assert best is not None, "the last round is always evaluated"
+    joined = next((e for e in reversed(events) if isinstance(e, Newcomers)), None)
+    seconds: Counter[str] = Counter()
+    for r in rounds:
+        seconds.update(r.seconds)
+    return {
+        "algorithm": started.algorithm,
+        "dataset": started.dataset,
+        "seed": started.seed,
+        "rounds": rounds[-1].round,
+        "clients": started.clients,
+        "parameters": started.parameters,
+        "accuracy": {
+            phase: {name: found and found[1].accuracy for name, found in picks[phase].items()} for phase in PHASES
+        },
+        "picked_rounds": {
+            phase: {name: found and found[0] for name, found in picks[phase].items()} for phase in PHASES
+        },
+        "reported": {
+            "accuracy": best[1].accuracy,
+            "phase": started.phase,
+            "picking": "best",
+            "round": best[0],
+        },
+        "per_client": per_client(best[1].right, started),
+        "newcomers": joined and {"clients": joined.clients, "histogram": joined.histogram, "uniform": joined.uniform},
+        "correlation": rounds[-1].correlation,
+        "loss": rounds[-1].loss,
+        "traffic": {"down": sum(r.down for r in rounds), "up": sum(r.up for r in rounds)},
+        "seconds": {**{k: round(v, 3) for k, v in seconds.items()}, "total": round(sum(seconds.values()), 3)},
+        "notes": [e.message for e in events if isinstance(e, Note)],
+    }
+
+
+def per_client(right: Sequence[int], started: Started) -> dict[str, Any]:
+    """Every client counts the same: mean, standard deviation, and the mean of the worst tenth."""
+    pairs = [(c, r / n) for c, r, n in zip(started.evaluated, right, started.test_samples, strict=True) if n]
+    values = np.sort([accuracy for _, accuracy in pairs])
+    tenth = values[: max(1, len(values) // 10)]
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "worst_decile": float(tenth.mean()),
+        "accuracies": {str(client): accuracy for client, accuracy in pairs},
+    }
