@@ -1,0 +1,54 @@
+"""Pictures for papers and READMEs, drawn with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from cwfed.report.runs import RunRecord
+from cwfed.report.style import COLOURS
+
+mpl.rcParams |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+
+
+def draw_distribution(axes: Axes, histogram: NDArray[np.int64], title: str = "who holds what") -> Any:
+    """Clients x classes, as in the paper's heat maps."""
+    image = axes.imshow(histogram, cmap="Blues", aspect="auto", interpolation="nearest")
+    axes.set(xlabel="class", ylabel="client", title=title)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def distribution(histogram: NDArray[np.int64], path: Path, title: str) -> None:
+    """The heat map of a partition as a picture."""
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    figure.colorbar(draw_distribution(axes, histogram, title), label="samples")
+    figure.savefig(path, dpi=150)
+
+
+def overview(records: Sequence[RunRecord], path: Path) -> None:
+    """One experiment at a glance: its data, and the accuracy of each run over the rounds."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1.5])
+    histogram = np.asarray(records[0].manifest["split"]["histogram"])
+    figure.colorbar(draw_distribution(left, histogram), ax=left, label="samples")
+    for i, record in enumerate(records):
+        phase = record.started.phase
+        rounds, accuracies = record.curve(phase)
+        colour, style = COLOURS[i % len(COLOURS)], ("-", "--", ":", "-.")[i // len(COLOURS) % 4]
+        label = f"{record.label}: {100 * max(accuracies):.1f} %"
+        right.plot(rounds, 100 * np.asarray(accuracies), style, color=colour, label=label)
+    right.set(
+        xlabel="round", ylabel="test accuracy, %", title=f"{records[0].started.dataset}, all clients' personal models"
+    )
+    right.grid(alpha=0.3)
+    right.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=150)
