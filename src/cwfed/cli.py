@@ -104,7 +104,7 @@ def demo(
         "20 clients, each holding two of the ten digits. FedAvg gives everybody the same model; cwFedAvg averages\n"
         "once per class and mixes the class models by each client's class distribution, read from its weights.\n"
     )
-    settings = ["train.rounds=60", "train.lr=0.02"]
+    settings = ["train.rounds=40", "train.lr=0.05"]
     _compare(configs.load(None, settings), "fedavg,cwfedavg", "0", out_dir, None, False)
 
 

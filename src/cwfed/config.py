@@ -132,10 +132,6 @@ class Config(Section):
         count = self.train.participation
         if count > 1 and count != int(count):
             raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
-        if self.data.name != "pfllib" and count > 1 and count > self.data.clients:
-            raise ValueError(f"train.participation = {count:g}, but there are only {self.data.clients} clients")
-        if self.data.newcomers and self.data.newcomers >= self.data.clients:
-            raise ValueError(f"data.newcomers = {self.data.newcomers} leaves none of the {self.data.clients} clients")
         return self
 
     @property

@@ -61,7 +61,7 @@ def load_model(
     config, facts = folder.config(), folder.read_json("manifest.json")
     shape = InputShape(tuple(facts["data"]["shape"]), facts["data"]["vocabulary"])
     names = facts["data"]["classes"]
-    network = models.build(config.model.name, shape, len(names), config.model.options)
+    network = models.build(facts["model"]["name"], shape, len(names), config.model.options)
     if client is not None and class_counts is not None:
         raise RunError("give a client or a label histogram, not both")
     params = _newcomer(folder, class_counts) if client is None else _of_client(folder, client)

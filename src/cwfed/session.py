@@ -163,7 +163,7 @@ def _manifest(simulation: Simulation) -> dict[str, Any]:
     return manifest.manifest(
         seed=simulation.config.run.seed,
         algorithm=simulation.config.algorithm_name,
-        model={"name": simulation.config.model.name, "parameters": simulation.parameters},
+        model={"name": simulation.model_name, "parameters": simulation.parameters},
         data={
             "name": federation.data.name,
             "digest": federation.data.digest,

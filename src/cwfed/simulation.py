@@ -41,18 +41,18 @@ class Simulation:
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         dataset = data.load(config.data.source(), data_dir)
-        if dataset.fixed_split is not None:
-            config = config.changed("data", clients=len(dataset.fixed_split))
-        spec = config.partition_spec()
         seed = config.run.seed
-        self.federation = data.share_out(dataset, spec, seed, config.data.validation, config.data.samples)
-        if config.model.name == "auto":
-            config = config.changed("model", name=models.default_for(self.federation.shape))
         self.config = config
-        self.algorithm = config.build_algorithm()
-        self._check_batches()
-
+        self.federation = data.share_out(
+            dataset, config.partition_spec(), seed, config.data.validation, config.data.samples
+        )
         self.clients = len(self.federation)
+        self.model_name = config.model.name
+        if self.model_name == "auto":
+            self.model_name = models.default_for(self.federation.shape)
+        self.algorithm = config.build_algorithm()
+        self._check_sizes()
+
         template = self._build(0)
         self.task = models.task_of(template, self.clients, dataset.classes)
         running = {name: b.detach().clone() for name, b in models.statistics(template).items()}
@@ -74,9 +74,9 @@ class Simulation:
     # --- before the first round
 
     def _build(self, number: int) -> torch.nn.Module:
-        model = self.config.model
+        shape, classes = self.federation.shape, self.federation.data.classes
         with torch_stream(self.config.run.seed, "model", client=number):
-            return models.build(model.name, self.federation.shape, self.federation.data.classes, model.options)
+            return models.build(self.model_name, shape, classes, self.config.model.options)
 
     @staticmethod
     def _state_of(model: torch.nn.Module) -> Params:
@@ -87,7 +87,13 @@ class Simulation:
         state = self._travelling if number == 0 else self._state_of(self._build(number))
         return {name: state[name].contiguous() for name in self._travelling}
 
-    def _check_batches(self) -> None:
+    def _check_sizes(self) -> None:
+        """What only shows when the data are there."""
+        if self.config.train.participation > self.clients:
+            count = f"{self.config.train.participation:g}"
+            raise ConfigError(f"train.participation = {count}, but there are only {self.clients} clients")
+        if self.config.data.newcomers >= self.clients:
+            raise ConfigError(f"data.newcomers = {self.config.data.newcomers} leaves none of the {self.clients} clients")
         size = self.config.train.batch_size
         largest = max(len(shard.train) for shard in self.federation.shards)
         if size > largest:

@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from cwfed.report.runs import RunRecord
@@ -23,6 +24,8 @@ def draw_distribution(axes: Axes, histogram: NDArray[np.int64], title: str = "wh
     image = axes.imshow(histogram, cmap="Blues", aspect="auto", interpolation="nearest")
     axes.set(xlabel="class", ylabel="client", title=title)
     axes.spines[:].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return image
 
 

@@ -113,6 +113,7 @@ def _distribution(record: RunRecord) -> go.Figure:
     )
     figure = _layout(figure, "class", "client")
     figure.update_xaxes(type="category")
+    figure.update_yaxes(autorange="reversed")
     return figure
 
 
