@@ -54,7 +54,7 @@ class Simulation:
         self._check_sizes()
 
         template = self._build(0)
-        self.task = models.task_of(template, self.clients, dataset.classes)
+        self.task = models.task_of(template, self.clients, self.federation.data.classes)
         running = {name: b.detach().clone() for name, b in models.statistics(template).items()}
         self._local_statistics = running if config.train.batch_norm == "local" else {}
         self._travelling = {n: t for n, t in self._state_of(template).items() if n not in self._local_statistics}

@@ -58,9 +58,8 @@ class SourceSpec:
 
 def load(spec: SourceSpec, data_dir: str | Path | None = None) -> Dataset:
     """The data set, from the cache where it was decoded before. `data_dir` defaults to CWFED_DATA."""
-    folder = (
-        Path(data_dir or os.environ.get("CWFED_DATA") or "") if data_dir or os.environ.get("CWFED_DATA") else None
-    )
+    chosen = data_dir or os.environ.get("CWFED_DATA")
+    folder = Path(chosen) if chosen else None
     if spec.name == "digits":
         return digits()
     if spec.name in HUB:
@@ -113,7 +112,7 @@ def _parquet_files(hub: Hub, data_dir: Path | None) -> dict[str, list[Path]]:
     for root in roots:
         found = sorted(root.rglob("*.parquet"))
         if not hub.splits and found:
-            return {"all": found}
+            return {"everything": found}
         by_split = {s: [p for p in found if p.name.startswith((f"{s}-", f"{s}."))] for s in hub.splits}
         if found and not all(by_split.values()):
             missing = [s for s, paths in by_split.items() if not paths]
@@ -161,18 +160,24 @@ def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int) -> Dataset:
                 near = did_you_mean(wanted, table.column_names)
                 raise DataError(f"data set {name!r} has no column {wanted!r}: {near}")
     feature = tables[0].features[hub.label]
-    raw = [value for table in tables for value in table[hub.label]]
+    raw = [value for table in tables for value in _column(table, hub.label)]
     if isinstance(feature, datasets.ClassLabel):
         labels, names = np.asarray(raw, dtype=np.int64), tuple(feature.names)
     else:
         labels, names = number_labels(raw)
     if hub.text:
-        return _texts(name, [str(v) for table in tables for v in table[column]], labels, names)
+        return _texts(name, [str(v) for table in tables for v in _column(table, column)], labels, names)
     pictures: list[images.Picture] = []
     for table in tables:
         encoded = table.cast_column(column, datasets.Image(decode=False))
-        pictures += [v["bytes"] if v["bytes"] is not None else Path(v["path"]) for v in encoded[column]]
+        pictures += [v["bytes"] if v["bytes"] is not None else Path(v["path"]) for v in _column(encoded, column)]
     return Dataset(name, images.decode(pictures, name, size), labels, names)
+
+
+def _column(table: Any, name: str) -> list[Any]:
+    """One column, without decoding the others."""
+    values: list[Any] = table.select_columns([name])[:][name]
+    return values
 
 
 # --- the user's own --------------------------------------------------------------------------------------

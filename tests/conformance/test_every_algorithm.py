@@ -1,0 +1,155 @@
+"""One suite that every algorithm passes, whatever it does inside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cwfed import checkpoint, session
+from cwfed.algorithms import ALGORITHMS, build, describe, name_of
+from cwfed.data import Dataset, Federation, Shard
+from cwfed.simulation import Simulation, from_tree, to_tree
+from cwfed.types import Uploads, nbytes
+from tests.conftest import finish, leaves, small, two_blobs, without_seconds
+
+pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
+
+MODELS_DOWN = {"local": 0}
+"""Models a participant downloads in a round; 1 unless it says otherwise here."""
+MODELS_UP = {"local": 0}
+
+
+def blobs() -> Dataset:
+    inputs, labels = two_blobs()
+    return Dataset("blobs", inputs, labels.astype(np.int64), ("a", "b", "c", "d"))
+
+
+def outcome(simulation: Simulation):
+    progress, events = finish(simulation)
+    return leaves(to_tree(progress)), [without_seconds(e) for e in events]
+
+
+def settings_of(name: str, *more: str):
+    return small(f"algorithm.name={name}", *more)
+
+
+def test_same_seed_same_bits(name):
+    assert outcome(Simulation(settings_of(name))) == outcome(Simulation(settings_of(name)))
+
+
+def test_another_seed_another_run(name):
+    assert outcome(Simulation(settings_of(name))) != outcome(Simulation(settings_of(name, "run.seed=1")))
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_engine_and_workers_do_not_matter(name, model):
+    options = [f"model.name={model}", "model.options.hidden=16", "train.rounds=2"]
+    loop = outcome(Simulation(settings_of(name, "run.engine=loop", *options)))
+    for workers in (1, 3):
+        assert (
+            outcome(Simulation(settings_of(name, "run.engine=threads", f"run.workers={workers}", *options))) == loop
+        )
+
+
+def test_interrupted_equals_uninterrupted(name, tmp_path):
+    config = settings_of(name, "train.rounds=4", "train.participation=0.5", "train.dropout=0.2")
+    whole = outcome(Simulation(config))
+
+    simulation = Simulation(config)
+    for progress, _ in simulation.rounds(simulation.start()):
+        if progress.round == 2:
+            break
+    simulation.close()
+    checkpoint.save(tmp_path / "state.safetensors", to_tree(progress))
+    resumed, _ = finish(Simulation(config), from_tree(checkpoint.load(tmp_path / "state.safetensors")))
+    assert leaves(to_tree(resumed)) == whole[0]
+
+
+def test_partial_participation_and_lost_clients(name):
+    config = settings_of(name, "train.rounds=6", "train.participation=0.5", "train.dropout=0.3")
+    _, events = finish(Simulation(config))
+    assert all(len(e.participants) + len(e.dropped) == 3 for e in events)
+    assert any(e.dropped for e in events)
+    assert all(0 <= e.received.accuracy <= 1 for e in events)
+
+
+def test_a_round_that_loses_everybody_changes_nothing(name):
+    simulation = Simulation(settings_of(name, "train.rounds=1", "train.dropout=0.999999"))
+    before = simulation.start()
+    progress, (event,) = finish(simulation, before)
+    assert (event.participants, event.loss, event.up) == ([], None, 0)
+    assert leaves(progress.server) == leaves(before.server)
+
+
+def test_single_class_clients_and_a_class_nobody_has(name, monkeypatch):
+    data = blobs()
+    by_class = [np.flatnonzero(data.labels == k) for k in range(3)]  # class 3 is held by nobody
+    federation = Federation(data, [Shard(i[:40], i[40:45], i[45:60]) for i in by_class])
+    monkeypatch.setattr("cwfed.data.share_out", lambda *_: federation)
+    progress, events = finish(Simulation(settings_of(name, "data.clients=3")))
+    assert all(tensor.isfinite().all() for tensor in tensors(progress.server))
+    assert np.isfinite(events[-1].received.loss)
+
+
+def tensors(tree):
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [t for value in tree.values() for t in tensors(value)] if isinstance(tree, dict) else []
+
+
+def test_a_client_that_never_took_part_has_a_model(name):
+    simulation = Simulation(settings_of(name, "data.newcomers=2"))
+    progress = simulation.start()
+    for progress, event in simulation.rounds(progress):
+        assert not set(event.participants) & set(simulation.newcomers)
+    model = simulation.final_model(progress, simulation.newcomers[0])
+    joined = simulation.welcome(progress)
+    simulation.close()
+    assert {n: w.shape for n, w in model.items()} == {n: w.shape for n, w in simulation.fresh(0).items()}
+    assert 0 <= joined.histogram <= 1
+
+
+def test_traffic_is_what_the_formula_says(name):
+    simulation = Simulation(settings_of(name, "train.participation=0.5"))
+    model = nbytes(simulation.fresh(0))
+    _, events = finish(simulation)
+    for event in events:
+        assert event.down == len(event.participants) * MODELS_DOWN.get(name, 1) * model
+        assert event.up == len(event.participants) * MODELS_UP.get(name, 1) * model
+
+
+def test_identical_uploads_are_a_fixed_point(name):
+    """Mixing rows sum to 1: when everybody uploads the same model, that is what everybody gets."""
+    simulation = Simulation(settings_of(name))
+    algorithm, model = simulation.algorithm, simulation.fresh(0)
+    up = Uploads((0, 1, 2), {n: torch.stack([w] * 3) for n, w in model.items()}, torch.tensor([3, 1, 2]))
+    state = algorithm.aggregate(simulation.start().server, up)
+    for client in range(3):
+        for sent in algorithm.send(state, client).models:
+            for n, w in sent.items():
+                torch.testing.assert_close(w, model[n])
+    simulation.close()
+
+
+def test_aggregating_does_not_change_the_state_it_is_given(name):
+    simulation = Simulation(settings_of(name, "train.rounds=2"))
+    progress = simulation.start()
+    kept = []
+    for progress, _ in simulation.rounds(progress):
+        kept.append((progress, leaves(to_tree(progress))))
+    simulation.close()
+    assert all(leaves(to_tree(progress)) == then for progress, then in kept)
+
+
+def test_learns_a_separable_problem(name, monkeypatch):
+    monkeypatch.setattr("cwfed.data.load", lambda *_: blobs())
+    config = settings_of(name, "data.clients=4", "data.partition=dirichlet", "data.alpha=0.5", "train.rounds=25")
+    summary = session.run(config)
+    assert summary["reported"]["accuracy"] > 0.97
+
+
+def test_its_config_table_builds_it_again(name):
+    algorithm = build(name)
+    assert name_of(algorithm) == name
+    assert build(describe(algorithm, name)) == algorithm

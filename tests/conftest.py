@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cwfed import config as configs
+from cwfed.config import Config
+from cwfed.simulation import Progress, Simulation
+
+ROOT = Path(__file__).parent.parent
+REAL_DATA = Path(os.environ.get("CWFED_DATA") or ROOT.parent / "shared" / "data")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch, request):
+    """No test reads or fills the user's cache, and none sees the user's data folder unless it asks."""
+    monkeypatch.setenv("CWFED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.delenv("CWFED_DATA", raising=False)
+
+
+@pytest.fixture
+def real_data() -> str:
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"the real data sets are not on this machine ({REAL_DATA}); set CWFED_DATA to their folder")
+    return str(REAL_DATA)
+
+
+def small(*settings: str) -> Config:
+    """A digits experiment of a second: a small MLP, few clients, few rounds."""
+    base = ["model.name=mlp", "model.options.hidden=16", "data.clients=6", "train.rounds=3", "train.lr=0.05"]
+    return configs.load(None, [*base, *settings])
+
+
+def finish(simulation: Simulation, progress: Progress | None = None):
+    """Carry out all rounds; the last progress and all round events."""
+    try:
+        progress = progress or simulation.start()
+        events = []
+        for progress, event in simulation.rounds(progress):
+            events.append(event)
+        return progress, events
+    finally:
+        simulation.close()
+
+
+def leaves(tree) -> dict[str, object]:
+    """All leaves of a nested state by path, tensors as bytes: two states are equal when these are."""
+    if isinstance(tree, dict):
+        items = tree.items()
+    elif isinstance(tree, list | tuple):
+        items = enumerate(tree)
+    else:
+        return {"": (tuple(tree.shape), tree.numpy().tobytes()) if hasattr(tree, "numpy") else tree}
+    return {f"{key}/{path}": leaf for key, value in items for path, leaf in leaves(value).items()}
+
+
+def without_seconds(event):
+    """An event without what may differ between two equal runs."""
+    fields = dict(vars(event))
+    fields.pop("seconds", None)
+    return fields
+
+
+def two_blobs(samples: int = 400, classes: int = 4, seed: int = 0):
+    """A separable toy problem: Gaussian blobs around the corners of a simplex."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(classes, size=samples)
+    inputs = 4 * np.eye(classes)[labels] + rng.normal(size=(samples, classes)) * 0.3
+    return inputs.astype(np.float32), labels

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cwfed.data.partition import PartitionSpec, partition, split
+from cwfed.errors import ConfigError, DataError
+
+LABELS = np.repeat(np.arange(10), 300)
+
+
+def held(shares, labels=LABELS):
+    return [sorted(set(labels[share].tolist())) for share in shares]
+
+
+def test_pathological_is_the_diagonal_of_the_paper_s_heat_map():
+    shares = partition(LABELS, PartitionSpec("pathological", 20), seed=0, classes=10)
+    assert held(shares) == [[k, k + 1] for k in (0, 2, 4, 6, 8) for _ in range(4)]
+    assert sorted(np.concatenate(shares).tolist()) == list(range(3000))  # every sample has one owner
+
+
+def test_pathological_shares_are_unequal_and_within_their_bounds():
+    # class of 300 for 4 clients: share 75; least = min(40, 3000/20/2) = 40; low = max(7.5, 4) -> 7
+    shares = partition(LABELS, PartitionSpec("pathological", 20), seed=0, classes=10)
+    counts = np.stack([np.bincount(LABELS[s], minlength=10) for s in shares])
+    for k in range(10):
+        takers = counts[counts[:, k] > 0, k]
+        assert len(takers) == 4
+        assert all(7 <= n < 75 for n in takers[:-1])
+        assert takers[-1] == 300 - takers[:-1].sum()
+    assert len(set(counts[counts > 0].tolist())) > 10
+
+
+def test_pathological_on_a_hundred_classes():
+    labels = np.repeat(np.arange(100), 60)
+    shares = partition(labels, PartitionSpec("pathological", 20, classes_per_client=10), seed=0, classes=100)
+    assert held(shares, labels)[0] == held(shares, labels)[1] == list(range(10))
+    assert held(shares, labels)[19] == list(range(90, 100))
+
+
+def test_balanced_and_shuffled_variants():
+    equal = partition(LABELS, PartitionSpec("pathological", 20, balanced=True), seed=0, classes=10)
+    assert {len(s) for s in equal} == {150}
+    mixed = held(partition(LABELS, PartitionSpec("pathological", 20, shuffled=True), seed=0, classes=10))
+    assert mixed[0] != [0, 1]
+    assert {len(classes) for classes in mixed} == {2}
+
+
+def test_classes_left_over_go_to_nobody():
+    shares = partition(LABELS, PartitionSpec("pathological", 3), seed=0, classes=10)
+    assert held(shares) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_dirichlet_covers_everything_and_respects_the_least():
+    shares = partition(LABELS, PartitionSpec("dirichlet", 20, alpha=0.1), seed=0, classes=10)
+    assert sorted(np.concatenate(shares).tolist()) == list(range(3000))
+    assert min(map(len, shares)) >= 40
+
+
+def test_dirichlet_heterogeneity_falls_with_alpha():
+    def spread(alpha):
+        shares = partition(LABELS, PartitionSpec("dirichlet", 10, alpha=alpha), seed=0, classes=10)
+        rows = np.stack([np.bincount(LABELS[s], minlength=10) / len(s) for s in shares])
+        return rows.std(0).mean()
+
+    assert spread(0.05) > spread(0.5) > spread(50)
+
+
+def test_a_dirichlet_split_that_cannot_be_drawn_ends_in_an_error():
+    labels = np.repeat(np.arange(2), 100)
+    with pytest.raises(DataError, match=r"no Dirichlet\(0.01\) split over 50 clients .* 1000 draws"):
+        partition(labels, PartitionSpec("dirichlet", 50, alpha=0.01), seed=0, classes=2)
+
+
+def test_iid_gives_everybody_the_same_number():
+    shares = partition(LABELS, PartitionSpec("iid", 7), seed=0, classes=10)
+    assert sorted({len(s) for s in shares}) == [428, 429]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["pathological", "dirichlet", "iid"]),
+    st.integers(1, 12),
+    st.integers(2, 8),
+    st.integers(1, 8),
+    st.integers(0, 1000),
+)
+def test_no_sample_twice_nobody_empty_and_a_pure_function(kind, clients, classes, per_client, seed):
+    labels = np.random.default_rng(seed).integers(classes, size=600)
+    spec = PartitionSpec(kind, clients, min(per_client, classes), alpha=0.7)
+    try:
+        shares = partition(labels, spec, seed, classes)
+    except DataError:
+        return
+    everything = np.concatenate(shares)
+    assert len(set(everything.tolist())) == len(everything)
+    assert min(map(len, shares)) > 0
+    again = partition(labels.copy(), spec, seed, classes)
+    assert all((a == b).all() for a, b in zip(shares, again, strict=True))
+
+
+def test_the_split_is_the_same_on_every_machine():
+    """Frozen: whoever changes this changes everybody's results."""
+    shares = partition(LABELS, PartitionSpec("dirichlet", 5, alpha=0.3), seed=1, classes=10)
+    assert [len(s) for s in shares] == [693, 385, 659, 501, 762]
+    assert [int(s.sum()) for s in shares] == [930204, 293210, 1545735, 875829, 853522]
+
+
+def test_split_is_75_25_with_the_validation_part_from_the_training_data():
+    train, validation, test = split(np.arange(100, 300), seed=0, client=3, validation=0.1)
+    assert (len(train), len(validation), len(test)) == (135, 15, 50)
+    assert sorted(np.concatenate([train, validation, test])) == list(range(100, 300))
+    whole, nothing, same_test = split(np.arange(100, 300), seed=0, client=3, validation=0)
+    assert (len(whole), len(nothing)) == (150, 0)
+    assert (test == same_test).all()
+
+
+@pytest.mark.parametrize("samples", range(1, 9))
+def test_tiny_clients_always_have_something_to_train_on(samples):
+    train, _, _ = split(np.arange(samples), seed=0, client=0, validation=0.5)
+    assert len(train) >= 1
+
+
+def test_impossible_partitions():
+    with pytest.raises(ConfigError, match="classes_per_client = 11, but the data have only 10"):
+        partition(LABELS, PartitionSpec("pathological", 20, classes_per_client=11), 0, 10)
+    with pytest.raises(ConfigError, match="only 3000 samples"):
+        partition(LABELS, PartitionSpec("iid", 3001), 0, 10)

@@ -1,0 +1,136 @@
+"""The engines: same bits however many workers, and what happens inside one client."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cwfed.engine.bench import Diverged, LocalTraining, batches
+from cwfed.errors import ConfigError
+from cwfed.simulation import Simulation, to_tree
+from tests.conftest import finish, leaves, small
+
+
+def with_dropout(shape, classes):
+    """A user's model with dropout, the usual source of order-dependent randomness."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes))
+    model.output_layer = "4"
+    return model
+
+
+def with_batch_norm(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, classes))
+    model.output_layer = "4"
+    return model
+
+
+def outcome(*settings):
+    config = small("model.options={}", *settings)
+    progress, events = finish(Simulation(config))
+    return leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
+
+
+@pytest.mark.parametrize("model", ["with_dropout", "with_batch_norm"])
+def test_same_bits_for_any_number_of_workers(model):
+    name = f"model.name={__name__}:{model}"
+    loop = outcome(name, "run.engine=loop")
+    for workers in (1, 2, 5):
+        assert outcome(name, "run.engine=threads", f"run.workers={workers}") == loop
+
+
+def test_dropout_really_drops_and_differs_by_round():
+    config = small("model.options={}", f"model.name={__name__}:with_dropout", "run.engine=loop")
+    simulation = Simulation(config)
+    bench = simulation.engine._benches[0]
+    bench.load(simulation.fresh(0))
+    inputs, _ = bench.samples.batch(np.arange(50))
+    bench.model.train()
+    features = bench.forward(inputs).features
+    assert 0.4 < (features == 0).float().mean() < 0.95
+    bench.model.eval()
+    assert torch.equal(bench.forward(inputs).features, bench.forward(inputs).features)
+
+
+def test_local_statistics_stay_with_the_client_and_travel_nowhere():
+    name = f"model.name={__name__}:with_batch_norm"
+    local, _ = finish(Simulation(small("model.options={}", name, "algorithm.name=fedavg")))
+    average, _ = finish(
+        Simulation(small("model.options={}", name, "algorithm.name=fedavg", "train.batch_norm=average"))
+    )
+    assert not any("running" in n for n in local.server["model"])
+    assert sorted(local.kept[0]) == ["2.running_mean", "2.running_var"]
+    assert not torch.equal(local.kept[0]["2.running_mean"], local.kept[1]["2.running_mean"])
+    assert "2.running_mean" in average.server["model"]
+    assert average.kept[0] == {}
+
+
+@pytest.mark.parametrize("policy", ["local", "average"])
+def test_class_wise_on_all_layers_works_with_batch_norm(policy):
+    name = f"model.name={__name__}:with_batch_norm"
+    config = small("model.options={}", name, "algorithm.layers=all", f"train.batch_norm={policy}", "train.rounds=8")
+    progress, events = finish(Simulation(config))
+    assert events[-1].received.accuracy > 0.5
+    assert {"2.weight", "2.bias"} <= set(progress.server["basis"])
+    assert not any("running" in n for n in progress.server["basis"])
+
+
+def test_measuring_many_clients_of_one_model_together_is_measuring_each():
+    """Forty clients share tasks and batches; the scores are those of each alone."""
+    simulation = Simulation(small("data.clients=40", "algorithm.name=fedavg", "train.batch_size=5"))
+    progress = simulation.start()
+    together = simulation._measure_received(progress)
+    bench = simulation.engine._benches[0]
+    bench.load(simulation.fresh(0))
+    for client, score in together.items():
+        shard = simulation.federation.shards[client]
+        right, loss = bench.measure(shard.test)
+        assert (score.test_right, score.test_loss) == (right.sum(), pytest.approx(loss.sum(), rel=1e-5))
+        assert score.validation_right == bench.measure(shard.validation)[0].sum()
+    simulation.close()
+
+
+def test_one_sgd_step_by_hand():
+    """One client, one batch of all its samples: w - lr * gradient of the mean loss."""
+    config = small("data.clients=1", "data.partition=iid", "data.samples=40", "train.batch_size=27", "train.rounds=1",
+                   "algorithm.name=fedavg", "train.lr=0.1")  # fmt: skip
+    simulation = Simulation(config)
+    start = simulation.fresh(0)
+    bench = simulation.engine._benches[0]
+    inputs, labels = bench.samples.batch(simulation.federation.shards[0].train)
+    assert len(labels) == 27
+    w = {n: t.clone().requires_grad_() for n, t in start.items()}
+    hidden = torch.relu(inputs.flatten(1) @ w["fc.weight"].T + w["fc.bias"])
+    logits = hidden @ w["output.weight"].T + w["output.bias"]
+    loss = -logits.log_softmax(1)[torch.arange(27), labels].mean()
+    gradients = dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
+    progress, (event,) = finish(simulation)
+    assert event.loss == pytest.approx(loss.item(), rel=1e-5)
+    for n, t in progress.server["model"].items():
+        torch.testing.assert_close(t, start[n] - 0.1 * gradients[n], rtol=1e-4, atol=1e-6)
+
+
+def test_the_last_incomplete_batch_is_dropped():
+    how = LocalTraining(seed=0, lr=0.1, batch_size=10, epochs=2)
+    found = list(batches(37, how, np.random.default_rng(0)))
+    assert [len(b) for b in found] == [10] * 6
+    assert len(set(torch.cat(found[:3]).tolist())) == 30
+
+
+def test_a_client_smaller_than_a_batch_trains_on_all_it_has():
+    how = LocalTraining(seed=0, lr=0.1, batch_size=10, epochs=1)
+    (only,) = batches(7, how, np.random.default_rng(0))
+    assert sorted(only.tolist()) == list(range(7))
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads"])
+def test_diverged_training_names_client_and_round(engine):
+    simulation = Simulation(small(f"run.engine={engine}", "train.lr=1e30"))
+    with pytest.raises(Diverged, match=r"client \d+ in round 1 is not a finite number.*lower train.lr"):
+        finish(simulation)
+
+
+def test_an_unknown_device_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"run\.device = 'cuda:7' cannot be used here"):
+        Simulation(small("run.device=cuda:7"))

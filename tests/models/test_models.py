@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from cwfed import models
+from cwfed.errors import ConfigError
+from cwfed.models import InputShape, build, task_of
+
+COLOUR = InputShape((3, 32, 32))
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("classes", "parameters"), [(10, 11_181_642), (100, 11_227_812), (1000, 11_689_512)])
+def test_resnet18_has_the_published_number_of_parameters(classes, parameters):
+    with torch.device("meta"):
+        assert count(build("resnet18", COLOUR, classes, {})) == parameters
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [
+        # conv1 (c*25+1)*32, conv2 (32*25+1)*64, fc (64*left^2+1)*512, output 513*10
+        ((1, 28, 28), 832 + 51_264 + 1025 * 512 + 5130),
+        ((3, 32, 32), 2432 + 51_264 + 1601 * 512 + 5130),
+        ((3, 64, 64), 2432 + 51_264 + 10_817 * 512 + 5130),
+    ],
+)
+def test_cnn_is_the_paper_s(shape, parameters):
+    assert count(build("cnn", InputShape(shape), 10, {})) == parameters
+
+
+@pytest.mark.parametrize("size", [(4, 4), (8, 8), (15, 40), (16, 16), (17, 23), (33, 20), (64, 64)])
+def test_cnn_takes_any_size(size):
+    model = build("cnn", InputShape((2, *size)), 5, {})
+    assert model(torch.zeros(3, 2, *size)).shape == (3, 5)
+
+
+def test_pooling_before_relu_changes_nothing():
+    torch.manual_seed(0)
+    model = build("cnn", COLOUR, 10, {})
+    x = torch.randn(4, 3, 32, 32)
+    y = nn.functional.max_pool2d(nn.functional.relu(model.conv1(x)), 2)
+    y = nn.functional.max_pool2d(nn.functional.relu(model.conv2(y)), 2)
+    y = model.output(nn.functional.relu(model.fc(y.flatten(1))))
+    assert torch.equal(model(x), y)
+
+
+def test_resnet18_forward_on_small_images():
+    assert build("resnet18", InputShape((3, 64, 64)), 7, {})(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+
+
+def test_fasttext_ignores_padding():
+    torch.manual_seed(0)
+    model = build("fasttext", InputShape((6,), vocabulary=20), 4, {})
+    short, padded = torch.tensor([[3, 4]]), torch.tensor([[3, 4, 0, 0, 0, 0]])
+    assert torch.equal(model(short), model(padded))
+    assert model(torch.zeros(1, 6, dtype=torch.long)).isfinite().all()  # a text without any word
+    loss = model(padded).sum()
+    loss.backward()
+    assert model.embedding.weight.grad[0].abs().sum() == 0
+
+
+def test_layers_are_listed_from_input_to_output():
+    assert list(task_of(build("cnn", COLOUR, 10, {}), 5, 10).layers) == ["conv1", "conv2", "fc", "output"]
+    task = task_of(build("resnet18", COLOUR, 10, {}), 5, 10)
+    assert task.select(("layer4",))[0] == "layer4.0.conv1.weight"
+    assert task.output_weight == "output.weight"
+
+
+def test_auto_goes_by_the_data():
+    assert [models.default_for(InputShape(*s)) for s in [((3, 8, 8),), ((5,),), ((9,), 100)]] == [
+        "cnn",
+        "mlp",
+        "fasttext",
+    ]
+
+
+def no_name(shape, classes):
+    return nn.Linear(4, classes)
+
+
+def wrong_name(shape, classes):
+    model = nn.Sequential(nn.Linear(4, classes))
+    model.output_layer = "head"
+    return model
+
+
+def wrong_size(shape, classes):
+    model = nn.Sequential(nn.Linear(4, classes + 1))
+    model.output_layer = "0"
+    return model
+
+
+def no_module(shape, classes):
+    return "a network"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_name", "does not name its output layer"),
+        ("wrong_name", "has no output layer 'head'; its linear layers: 0"),
+        ("wrong_size", "must be a Linear with 3 outputs"),
+        ("no_module", "did not give a torch.nn.Module"),
+    ],
+)
+def test_a_model_whose_output_layer_cannot_be_found(name, says):
+    with pytest.raises(ConfigError, match=says):
+        build(f"{__name__}:{name}", InputShape((4,)), 3, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "says"),
+    [
+        ("cnm", COLOUR, {}, "did you mean cnn"),
+        ("cnn", InputShape((5,)), {}, "needs images, these data are vectors"),
+        ("cnn", InputShape((1, 3, 3)), {}, "at least 4x4"),
+        ("resnet18", InputShape((9,), 50), {}, "needs images, these data are text"),
+        ("fasttext", COLOUR, {}, "needs text"),
+        ("mlp", InputShape((9,), 50), {}, "needs vectors or images"),
+        ("mlp", InputShape((9,)), {"hiden": 3}, "did you mean hidden"),
+    ],
+)
+def test_a_model_that_does_not_fit(name, shape, options, says):
+    with pytest.raises(ConfigError, match=says):
+        build(name, shape, 10, options)
