@@ -54,8 +54,9 @@ def load(path: Path) -> Tree:
 def _pack(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensor = tree.detach().contiguous()
-        if tensor.untyped_storage().nbytes() != tensor.nbytes:
-            tensor = tensor.clone()  # a view: the file format knows no shared memory
+        is_view = tensor.untyped_storage().nbytes() != tensor.nbytes
+        if is_view or any(tensor.data_ptr() == other.data_ptr() for other in tensors.values()):
+            tensor = tensor.clone()  # the file format knows no shared memory
         tensors[path] = tensor
         return {"tensor": path}
     if isinstance(tree, dict):

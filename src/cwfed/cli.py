@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cwfed.errors import CwfedError
+from cwfed.errors import CwfedError, Interrupted
 
 if TYPE_CHECKING:
     from cwfed.config import Config
@@ -64,7 +64,7 @@ def run(
     if not (resume and config is None and not settings):
         chosen = _load(config, settings, out_dir if resume and config is None else None)
     folder = out_dir or _free_folder(chosen)
-    with _progress(str(folder)) as watch:
+    with _progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
         summary = session.run(chosen, folder, resume=resume, data_dir=data_dir, on_event=watch("run"))
     if as_json:
         print(json.dumps(summary))
@@ -245,12 +245,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
+    except Interrupted as interrupt:
+        err.print(f"interrupted: {_plain(str(interrupt))}", highlight=False, soft_wrap=True)
+        sys.exit(130)
     except CwfedError as error:
         err.print(f"[red]error:[/red] {_plain(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt as interrupt:
-        err.print(f"interrupted. {interrupt}" if str(interrupt) else "interrupted.", highlight=False, soft_wrap=True)
-        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -294,7 +294,7 @@ def _compare(
     from cwfed.report.runs import read_run
 
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
-    with _progress(str(folder)) as watch:
+    with _progress(folder, "the same command goes on with it") as watch:
         rows = comparing.compare(
             config,
             entries,
@@ -315,7 +315,7 @@ def _compare(
 
 
 @contextmanager
-def _progress(folder: str) -> Iterator[Callable[[str], Callable[[Event], None]]]:
+def _progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Event], None]]]:
     """Progress bars with accuracy and time left, on a terminal; silent elsewhere. Notes are always printed."""
     from cwfed.events import Note, Round, Started
 
@@ -349,9 +349,7 @@ def _progress(folder: str) -> Iterator[Callable[[str], Callable[[Event], None]]]
         try:
             yield watch
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"What is done is in {folder}; the same command goes on (run: with --resume)."
-            ) from None
+            raise Interrupted(f"what is done is in {folder}; {go_on}") from None
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

@@ -22,6 +22,10 @@ class RunError(CwfedError):
     """A run cannot start, go on or be read: folder in use, foreign checkpoint, diverged training."""
 
 
+class Interrupted(CwfedError):
+    """Ctrl-C, with a word on how to go on."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error sentence about an unknown name: the nearest names, or all of them.
 

@@ -106,10 +106,14 @@ class RunFolder:
 
     def append(self, event: Event) -> None:
         """Add a line to events.jsonl; it is out of this process when the call returns."""
+        log = self._log()
+        log.write(events.to_json(event) + "\n")
+        log.flush()
+
+    def _log(self) -> IO[str]:
         if self._events is None:
             self._events = (self.path / "events.jsonl").open("a", encoding="utf-8")
-        self._events.write(events.to_json(event) + "\n")
-        self._events.flush()
+        return self._events
 
     def events(self) -> list[Event]:
         """All events so far."""
@@ -119,9 +123,9 @@ class RunFolder:
 
     def save(self, progress: Progress) -> None:
         """A checkpoint; it remembers how long events.jsonl was, to cut off what came after it."""
-        assert self._events is not None, "the first event comes before the first checkpoint"
-        os.fsync(self._events.fileno())
-        self.checkpoints.save(progress.round, to_tree(progress) | {"events": self._events.tell()})
+        log = self._log()
+        os.fsync(log.fileno())
+        self.checkpoints.save(progress.round, to_tree(progress) | {"events": log.tell()})
 
     def restore(self) -> tuple[Progress | None, list[str]]:
         """The newest whole checkpoint, events.jsonl cut back to it; None starts again from the beginning."""

@@ -93,7 +93,9 @@ class Simulation:
             count = f"{self.config.train.participation:g}"
             raise ConfigError(f"train.participation = {count}, but there are only {self.clients} clients")
         if self.config.data.newcomers >= self.clients:
-            raise ConfigError(f"data.newcomers = {self.config.data.newcomers} leaves none of the {self.clients} clients")
+            raise ConfigError(
+                f"data.newcomers = {self.config.data.newcomers} leaves none of the {self.clients} clients"
+            )
         size = self.config.train.batch_size
         largest = max(len(shard.train) for shard in self.federation.shards)
         if size > largest:

@@ -91,19 +91,18 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
     members = [np.flatnonzero(labels == k) for k in range(classes)]
     fewest = 0
     for _ in range(MAX_DRAWS):
-        held: list[list[Indices]] = [[] for _ in range(clients)]
         sizes = np.zeros(clients, dtype=np.int64)
+        cuts = []
         for of_class in members:
             proportions = rng.dirichlet(np.full(clients, spec.alpha)) * (sizes < samples / clients)
             total = proportions.sum()
             if total == 0:  # the draw fell on full clients only: the whole class to the emptiest one
                 proportions, total = (np.arange(clients) == sizes.argmin()).astype(float), 1.0
-            cuts = (np.cumsum(proportions / total)[:-1] * len(of_class)).astype(int)
-            for i, part in enumerate(np.split(rng.permutation(of_class), cuts)):
-                held[i].append(part)
-                sizes[i] += len(part)
+            cuts.append((np.cumsum(proportions / total)[:-1] * len(of_class)).astype(int))
+            sizes += np.diff(cuts[-1], prepend=0, append=len(of_class))
         if sizes.min() >= least:
-            return [np.concatenate(parts) for parts in held]
+            parts = [np.split(rng.permutation(m), c) for m, c in zip(members, cuts, strict=True)]
+            return [np.concatenate(of_client) for of_client in zip(*parts, strict=True)]
         fewest = max(fewest, int(sizes.min()))
     raise DataError(
         f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave everybody {ceil(least)} samples in "

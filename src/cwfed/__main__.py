@@ -1,0 +1,5 @@
+"""python -m cwfed"""
+
+from cwfed.cli import main
+
+main()

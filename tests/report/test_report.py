@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cwfed import compare, session
+from cwfed.errors import ConfigError, RunError
+from cwfed.report import figures, page, tables
+from cwfed.report.runs import read_run
+from tests.conftest import small
+
+
+@pytest.fixture
+def compared(tmp_path):
+    config = small()
+    rows = compare.compare(config, compare.parse_entries("fedavg,cwfedavg", config), [0], tmp_path / "cmp")
+    return rows, [read_run(row["runs"][0], row["label"]) for row in rows]
+
+
+def test_page_is_self_contained_and_escapes_names(compared, tmp_path):
+    rows, records = compared
+    evil = "<script>alert(1)</script>"
+    rows = [rows[0] | {"label": evil}, rows[1]]
+    records = [read_run(records[0].path, evil), records[1]]
+    page.write(tmp_path / "r.html", evil, rows, records)
+    text = (tmp_path / "r.html").read_text()
+    assert evil not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert 'src="http' not in text
+    assert "plotly" in text
+
+
+def test_overview_and_distribution_are_drawn(compared, tmp_path):
+    _, records = compared
+    figures.overview(records, tmp_path / "o.png")
+    assert (tmp_path / "o.png").stat().st_size > 10_000
+
+
+def test_table_by_hand():
+    row = {
+        "label": "x", "accuracy": {p: {k: {"mean": 0.5, "std": 0.01} for k in compare.PICKINGS} for p in ("received", "trained")},
+        "reported": {"phase": "trained"}, "worst_decile": {"mean": 0.25, "std": None},
+        "correlation": {"mean": None, "std": None}, "traffic": {"mean": 2_500_000.0}, "seconds": {"mean": 75.0},
+    }  # fmt: skip
+    expected = (
+        "x",
+        "50.00 ± 1.00",
+        "50.00 ± 1.00*",
+        "50.00 ± 1.00",
+        "50.00 ± 1.00",
+        "25.00",
+        "–",
+        "2.5 MB",
+        "1 min 15 s",
+    )
+    assert tables.cells(row) == expected
+    assert tables.markdown([row]).splitlines()[2] == "| " + " | ".join(expected) + " |"
+
+
+def test_spread_over_seeds_by_hand():
+    summaries = [
+        {"algorithm": "a", "accuracy": {p: dict.fromkeys(compare.PICKINGS, a) for p in ("received", "trained")},
+         "reported": {"accuracy": a, "phase": "received", "picking": "best"}, "per_client": {"worst_decile": a},
+         "correlation": None, "traffic": {"down": 1, "up": 2}, "seconds": {"total": 1.0}}
+        for a in (0.5, 0.7)
+    ]  # fmt: skip
+    row = compare.aggregate("a", summaries)
+    assert row["accuracy"]["received"]["best"]["mean"] == pytest.approx(0.6)
+    assert row["accuracy"]["received"]["best"]["std"] == pytest.approx(0.02**0.5)  # sample std of 0.5, 0.7
+    assert row["correlation"] == {"mean": None, "std": None}
+    assert row["traffic"]["mean"] == 3
+
+
+def test_entries_take_settings_and_the_config_s_own():
+    config = small("algorithm.wdr=7")
+    entries = compare.parse_entries("cwfedavg, cwfedavg:wdr=0:layers=all, fedprox:mu=0.1", config)
+    assert [e.settings.get("wdr") for e in entries] == [7.0, 0, None]
+    assert entries[1].settings["layers"] == "all"
+    assert entries[2].settings == {"name": "fedprox", "mu": 0.1}
+    for bad in ("cwfedavg:wdr", "nothing", "fedprox:nu=1"):
+        with pytest.raises(ConfigError):
+            compare.parse_entries(bad, config)
+
+
+def test_broken_runs_are_refused(tmp_path):
+    session.run(small(), tmp_path / "run")
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "events.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(RunError, match="do not match its summary"):
+        read_run(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(RunError, match="not a finished run"):
+        read_run(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())

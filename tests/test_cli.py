@@ -1,0 +1,173 @@
+"""The real command in a real process: what it prints, what it leaves, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SMALL = ["--set=model.name=mlp", "--set=data.clients=4", "--set=train.rounds=2", "--set=train.lr=0.05"]
+
+
+def cwfed(*arguments, cwd, code=0, env=None):
+    command = [sys.executable, "-m", "cwfed", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=240
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_run_prints_a_table_and_says_where_everything_is(tmp_path):
+    done = cwfed("run", *SMALL, cwd=tmp_path)
+    assert "best on test" in done.stdout
+    assert "runs/digits-cwfedavg-0" in done.stdout
+    assert done.stderr == ""  # quiet when not on a terminal
+    assert (tmp_path / "runs" / "digits-cwfedavg-0" / "summary.json").exists()
+    cwfed("run", *SMALL, cwd=tmp_path)
+    assert (tmp_path / "runs" / "digits-cwfedavg-0.2" / "summary.json").exists()
+
+
+def test_run_json_and_config_file(tmp_path):
+    (tmp_path / "c.toml").write_text('[algorithm]\nname = "fedprox"\nmu = 0.01\n')
+    summary = json.loads(cwfed("run", "c.toml", *SMALL, "--out", "r", "--json", cwd=tmp_path).stdout)
+    assert summary["algorithm"] == "fedprox"
+    assert json.loads((tmp_path / "r" / "summary.json").read_text()) == summary
+    again = json.loads(cwfed("run", "--resume", "--out", "r", "--json", cwd=tmp_path).stdout)
+    assert again == summary
+    more = cwfed("run", "--resume", "--out", "r", "--set=train.rounds=3", "--json", cwd=tmp_path).stdout
+    assert json.loads(more)["rounds"] == 3
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_leave_a_resumable_run(tmp_path, sent):
+    command = [
+        sys.executable,
+        "-m",
+        "cwfed",
+        "run",
+        "--set=model.name=mlp",
+        "--set=train.rounds=100000",
+        "--out",
+        "r",
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    events = tmp_path / "r" / "events.jsonl"
+    deadline = time.monotonic() + 60
+    while not (events.exists() and events.read_text().count("\n") > 5):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(sent)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert list((tmp_path / "r" / "checkpoints").glob("*.safetensors"))
+
+
+def test_compare_makes_one_table_and_a_page_and_reuses_finished_runs(tmp_path):
+    arguments = ("compare", *SMALL, "-a", "fedavg,cwfedavg:wdr=0", "--seeds", "0,1", "--out", "cmp")
+    done = cwfed(*arguments, cwd=tmp_path)
+    assert "±" in done.stdout
+    assert "cwfedavg:wdr=0" in done.stdout
+    assert {p.name for p in (tmp_path / "cmp").iterdir()} == {
+        "fedavg", "cwfedavg_wdr=0", "comparison.json", "report.html", "overview.png",
+    }  # fmt: skip
+    stamp = (tmp_path / "cmp" / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns
+    rows = json.loads(cwfed(*arguments, "--json", cwd=tmp_path).stdout)
+    assert [row["label"] for row in rows] == ["fedavg", "cwfedavg:wdr=0"]
+    assert rows[0]["accuracy"]["received"]["best"]["std"] is not None
+    assert (tmp_path / "cmp" / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns == stamp
+
+
+def test_data_show_prints_and_draws(tmp_path):
+    done = cwfed("data", "show", "--set=data.clients=3", "--out", "who.png", cwd=tmp_path)
+    assert "Held by nobody: 6, 7, 8, 9" in done.stdout
+    assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
+    found = json.loads(cwfed("data", "show", "--json", cwd=tmp_path).stdout)
+    assert sum(map(sum, found["histogram"])) == 1797
+
+
+def test_data_list_and_prepare(tmp_path):
+    assert "uoft-cs/cifar10" in cwfed("data", "list", cwd=tmp_path).stdout
+    assert "1,797 samples of 8 x 8 x 1" in cwfed("data", "prepare", "digits", cwd=tmp_path).stdout
+
+
+def test_algorithms_are_listed_and_explained(tmp_path):
+    assert "fedavg-ft" in cwfed("algorithms", cwd=tmp_path).stdout
+    explained = cwfed("algorithms", "cwfedavg", cwd=tmp_path).stdout
+    assert "p~_ij" in explained
+    assert "algorithm.wdr" in explained
+
+
+def test_cost_is_the_paper_s_table(tmp_path):
+    rows = json.loads(cwfed("cost", "--model", "resnet18", "--classes", "100", "--json", cwd=tmp_path).stdout)
+    assert rows[0]["server"] == 11_227_812
+    assert "16.36" in cwfed("cost", "--classes", "100", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--set", "train.lrr=1"], "unknown setting train.lrr: did you mean lr?"),
+        (["run", "nothing.toml"], "the config file nothing.toml does not exist"),
+        (["run", "--set", "data.name=mnist", "--data-dir", "."], "--data-dir or CWFED_DATA"),
+        (
+            ["run", "--set", "data.clients=900", "--set", "data.partition=dirichlet", "--set", "data.alpha=0.01"],
+            "no Dirichlet",
+        ),
+        (["run", "--resume"], "--resume needs the folder"),
+        (["run", "--out", "/proc/x"], "cannot be written"),
+        (["run", "--set", "train.lr=1e30", "--out", "r"], "is not a finite number"),
+        (["run", "--set", "model.name=nowhere:build"], "cannot be imported"),
+        (["compare", "-a", "fedavg,fedavg"], "the same thing twice"),
+        (["compare", "-a", ""], "names none"),
+        (["compare", "--seeds", "a"], "must be whole numbers"),
+        (["algorithms", "fedavgg"], "did you mean fedavg"),
+        (["cost", "--shape", "3by3"], "must look like"),
+        (["cost", "--participants", "30"], "only 20 clients"),
+        (["data", "show", "--out", "who.nonsense"], "cannot be written"),
+        (["data", "prepare", "cifar11"], "did you mean cifar10"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path, arguments, says):
+    done = cwfed(*arguments, cwd=tmp_path, code=1, env={"HF_HUB_OFFLINE": "1"})
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_does_not_wait_for_torch(tmp_path):
+    code = "import sys, cwfed.cli; assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert "compare" in cwfed("--help", cwd=tmp_path).stdout
+
+
+def test_own_algorithm_model_and_data_from_the_working_directory(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import numpy as np\n"
+        "from torch import nn\n"
+        "from cwfed import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    strength: float = 2.0\n"
+        "def data():\n"
+        "    y = np.arange(200) % 4\n"
+        "    return np.eye(4)[y], y\n"
+        "def model(shape, classes):\n"
+        "    m = nn.Sequential(nn.Linear(*shape.dims, classes)); m.output_layer = '0'; return m\n"
+    )
+    summary = json.loads(
+        cwfed("run", "--set=algorithm.name=mine:Mine", "--set=algorithm.strength=3", "--set=data.name=mine:data",
+              "--set=model.name=mine:model", "--set=data.clients=4", "--set=train.rounds=2", "--json", cwd=tmp_path).stdout
+    )  # fmt: skip
+    assert summary["algorithm"] == "mine:Mine"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import csv
+import random
+
+import numpy as np
+import pytest
+
+import cwfed
+from cwfed.data.sources import digits
+from cwfed.errors import DataError, RunError
+from cwfed.simulation import Simulation
+from tests.conftest import small
+
+
+def test_a_personal_model_loads_in_two_lines_and_predicts_as_in_the_run(tmp_path):
+    summary = cwfed.run(small("train.rounds=5"), tmp_path / "run")
+    model = cwfed.load_model(tmp_path / "run", client=3)
+    simulation = Simulation(small())
+    test = simulation.federation.shards[3].test
+    data = simulation.federation.data
+    simulation.close()
+    accuracy = (model.predict(data.inputs[test]) == data.labels[test]).mean()
+    last = cwfed.load_model(tmp_path / "run", client=3).probabilities(data.inputs[test])
+    np.testing.assert_allclose(last.sum(1), 1, rtol=1e-5)
+    if summary["reported"]["round"] == 5:
+        assert accuracy == pytest.approx(summary["per_client"]["accuracies"]["3"])
+
+
+def test_newcomers_get_models_from_the_run_folder(tmp_path):
+    cwfed.run(small("train.rounds=20"), tmp_path / "run")
+    data = digits()
+    blank = cwfed.load_model(tmp_path / "run")
+    with_histogram, without = [], []
+    for pair in ((0, 1), (2, 3), (4, 5)):  # six clients hold these
+        mine = np.isin(data.labels, pair)
+        knows = cwfed.load_model(tmp_path / "run", class_counts=[9 * (k in pair) for k in range(10)])
+        with_histogram.append((knows.predict(data.inputs[mine]) == data.labels[mine]).mean())
+        without.append((blank.predict(data.inputs[mine]) == data.labels[mine]).mean())
+    assert min(with_histogram) > 0.9
+    assert np.mean(with_histogram) > np.mean(without) + 0.1
+
+
+def test_text_models_take_texts(tmp_path):
+    rng = random.Random(0)
+    topics = {"sport": ["goal", "match", "team"], "money": ["stock", "bank", "price"]}
+    with (tmp_path / "news.csv").open("w", newline="") as file:
+        rows = [(" ".join(rng.choices(words, k=5)), k) for k, words in topics.items() for _ in range(80)]
+        csv.writer(file).writerows([("text", "label"), *rows])
+    config = cwfed.load_config(
+        settings=["data.name=csv", f"data.path={tmp_path / 'news.csv'}", "data.partition=iid", "data.clients=4",
+                  "train.rounds=15", "train.lr=0.5", "algorithm.name=fedavg"]
+    )  # fmt: skip
+    summary = cwfed.run(config, tmp_path / "run")
+    assert summary["reported"]["accuracy"] > 0.95
+    model = cwfed.load_model(tmp_path / "run", client=0)
+    said = model.predict(["the team won the match", "bank stock price unheardof"])
+    assert [model.class_names[k] for k in said] == ["sport", "money"]
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    with pytest.raises(RunError, match="holds no run"):
+        cwfed.load_model(tmp_path, client=0)
+    cwfed.run(small(), tmp_path / "run")
+    with pytest.raises(RunError, match="no model of client 99: its clients are 0 to 5"):
+        cwfed.load_model(tmp_path / "run", client=99)
+    with pytest.raises(RunError, match="not both"):
+        cwfed.load_model(tmp_path / "run", client=0, class_counts=[1] * 10)
+    with pytest.raises(DataError, match="do not fit the model"):
+        cwfed.load_model(tmp_path / "run", client=0).predict(np.zeros((2, 3, 3, 1), np.float32))
+    (tmp_path / "run" / "models" / "client-00001.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(RunError, match="damaged"):
+        cwfed.load_model(tmp_path / "run", client=1)

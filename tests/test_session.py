@@ -1,0 +1,218 @@
+"""A run and its folder: what it leaves, and that nothing it has done is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+from cwfed import config as configs
+from cwfed import session
+from cwfed.errors import RunError
+from cwfed.events import Note, Round
+from cwfed.folder import RunFolder
+from tests.conftest import small
+
+
+def final_bits(path):
+    """Everything of a finished run that must not depend on how it got there."""
+    summary = json.loads((path / "summary.json").read_text())
+    for varying in ("seconds", "peak_memory_bytes", "notes"):
+        summary.pop(varying)
+    events = [vars(e) | {"seconds": None} for e in RunFolder(path).events() if isinstance(e, Round)]
+    models = {p.name: p.read_bytes() for p in sorted((path / "models").iterdir())}
+    return summary, events, models
+
+
+@pytest.mark.parametrize("algorithm", ["cwfedavg", "local"])
+def test_a_run_leaves_its_folder(tmp_path, algorithm):
+    out = tmp_path / "run"
+    summary = session.run(small(f"algorithm.name={algorithm}"), out)
+    assert sorted(p.name for p in out.iterdir() if p.name[0] != ".") == [
+        "checkpoints", "config.toml", "events.jsonl", "manifest.json", "models", "summary.json",
+    ]  # fmt: skip
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert set(summary["accuracy"]) == {"received", "trained"}
+    assert set(summary["accuracy"]["received"]) == {"best", "validated", "last"}
+    assert summary["reported"]["phase"] == ("trained" if algorithm == "local" else "received")
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["machine"]["instruction_set"]
+    assert len(manifest["data"]["digest"]) == len(manifest["split"]["digest"]) == 64
+    assert len(load_file(out / "models" / "client-00003.safetensors")) == 4
+
+
+def test_its_config_runs_again_to_the_same_bits(tmp_path):
+    session.run(small("train.participation=0.5"), tmp_path / "a")
+    session.run(configs.load(tmp_path / "a" / "config.toml"), tmp_path / "b")
+    assert final_bits(tmp_path / "a") == final_bits(tmp_path / "b")
+
+
+def test_clients_that_share_a_model_share_its_file(tmp_path):
+    session.run(small("algorithm.name=fedavg"), tmp_path / "run")
+    index = json.loads((tmp_path / "run" / "models" / "index.json").read_text())
+    assert index == {str(c): "client-00000.safetensors" for c in range(6)}
+
+
+@pytest.mark.parametrize("algorithm", ["cwfedavg", "fedavg-ft"])
+def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_path, algorithm):
+    """Real processes, SIGKILL: the run is not asked."""
+    settings = [
+        "model.name=mlp", "train.rounds=40", "train.participation=0.5", "train.dropout=0.1", "run.checkpoint_seconds=0",
+        f"algorithm.name={algorithm}",
+    ]  # fmt: skip
+    session.run(configs.load(None, settings), tmp_path / "whole")
+
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "cwfed", "run", "--out", str(out), "--resume", *(f"--set={s}" for s in settings)]
+    moments = random.Random(0)
+    kills = 0
+    while not (out / "summary.json").exists():
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            # from the first line of the run on, at any moment of its work
+            deadline = time.monotonic() + 60
+            while not (out / "events.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.wait(timeout=2 + moments.random() * 0.8 if kills < 6 else 120)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        _, errors = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+    assert final_bits(out) == final_bits(tmp_path / "whole")
+
+
+def interrupt_after(rounds):
+    def on_event(event):
+        if isinstance(event, Round) and event.round == rounds:
+            raise KeyboardInterrupt
+
+    return on_event
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
+    config = small("train.rounds=5")
+    session.run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        session.run(config, tmp_path / "run", on_event=interrupt_after(3))
+    seen = []
+    session.run(None, tmp_path / "run", resume=True, on_event=seen.append)
+    assert [e.round for e in seen if isinstance(e, Round)][-1] == 5
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_costs_rounds_but_not_the_run(tmp_path):
+    config = small("train.rounds=5", "run.checkpoint_seconds=0")
+    session.run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        session.run(config, tmp_path / "run", on_event=interrupt_after(4))
+    folder = RunFolder(tmp_path / "run")
+    newest = folder.checkpoints.path(folder.checkpoints.rounds()[0])
+    newest.write_bytes(newest.read_bytes()[:-20])
+    notes = []
+    session.run(
+        None, tmp_path / "run", resume=True, on_event=lambda e: notes.append(e) if isinstance(e, Note) else None
+    )
+    assert "damaged" in notes[0].message
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+def test_more_rounds_go_on_from_a_finished_run(tmp_path):
+    session.run(small("train.rounds=5"), tmp_path / "whole")
+    session.run(small("train.rounds=3"), tmp_path / "run")
+    session.run(small("train.rounds=5"), tmp_path / "run", resume=True)
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+def test_a_finished_run_is_only_read(tmp_path):
+    first = session.run(small(), tmp_path / "run")
+    before = (tmp_path / "run" / "summary.json").stat().st_mtime_ns
+    assert session.run(small(), tmp_path / "run", resume=True) == first
+    assert (tmp_path / "run" / "summary.json").stat().st_mtime_ns == before
+
+
+def test_resuming_on_another_kind_of_cpu_is_noted(tmp_path, monkeypatch):
+    config = small("train.rounds=4")
+    with pytest.raises(KeyboardInterrupt):
+        session.run(config, tmp_path / "run", on_event=interrupt_after(2))
+    monkeypatch.setattr("cwfed.manifest.instruction_set", lambda: "x86_64 OTHER")
+    summary = session.run(config, tmp_path / "run", resume=True)
+    assert "another kind of CPU" in summary["notes"][0]
+
+
+def test_engine_and_workers_may_change_on_resume(tmp_path):
+    config = small("train.rounds=4", "run.engine=loop")
+    session.run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        session.run(config, tmp_path / "run", on_event=interrupt_after(2))
+    session.run(small("train.rounds=4", "run.engine=threads", "run.workers=3"), tmp_path / "run", resume=True)
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    session.run(small(), tmp_path / "run")
+    with pytest.raises(RunError, match="already holds a finished run: --resume"):
+        session.run(small(), tmp_path / "run")
+    with pytest.raises(RunError, match=r"holds another experiment: train\.lr is 0\.05 there and 0\.1 here"):
+        session.run(small("train.lr=0.1"), tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match=r"train\.rounds is 3 there and 2 here"):
+        session.run(small("train.rounds=2"), tmp_path / "run", resume=True)
+    (tmp_path / "stray").mkdir()
+    (tmp_path / "stray" / "thesis.tex").touch()
+    with pytest.raises(RunError, match=r"no run of cwfed, such as thesis\.tex"):
+        session.run(small(), tmp_path / "stray")
+    with pytest.raises(RunError, match="cannot be written"):
+        session.run(small(), tmp_path / "stray" / "thesis.tex")
+    with pytest.raises(RunError, match="cannot be written"):
+        session.run(small(), "/proc/nowhere")
+    with pytest.raises(RunError, match="give its folder"):
+        session.run(small(), resume=True)
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.locked(), pytest.raises(RunError, match="in use by another process"):
+        session.run(small(), tmp_path / "run")
+
+
+def test_other_data_behind_the_same_config_are_noticed(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        session.run(small(), tmp_path / "run", on_event=interrupt_after(1))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    manifest["data"]["digest"] = "0" * 64
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="made with another data"):
+        session.run(None, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("damage", ["short", "nonsense"])
+def test_damaged_events_are_named(tmp_path, damage):
+    with pytest.raises(KeyboardInterrupt):
+        session.run(small(), tmp_path / "run", on_event=interrupt_after(2))
+    path = tmp_path / "run" / "events.jsonl"
+    content = path.read_text()
+    path.write_text(content[:50] if damage == "short" else content.replace('"round"', '"r', 1))
+    with pytest.raises(RunError, match="damaged"):
+        session.run(None, tmp_path / "run", resume=True)
+
+
+def test_diverged_training_keeps_what_was_done(tmp_path):
+    with pytest.raises(RunError, match="round 1"):
+        session.run(small("train.lr=1e30"), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").exists
+
+
+def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "MODELS_LIMIT", 1000)
+    summary = session.run(small(), tmp_path / "run")
+    assert "were not written" in summary["notes"][0]
+    assert not (tmp_path / "run" / "models").exists()
+    session.run(small("run.save_models=all"), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "models" / "index.json").exists()

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import itertools
+import resource
+
+import pytest
+import torch
+
+from cwfed.errors import ConfigError
+from cwfed.simulation import Simulation, to_tree
+from cwfed.types import nbytes
+from tests.conftest import finish, leaves, small
+
+
+@pytest.mark.parametrize(("participation", "expected"), [("0.5", 3), ("1.0", 6), ("1", 6), ("2", 2), ("0.01", 1)])
+def test_participation_by_fraction_or_number(participation, expected):
+    _, events = finish(Simulation(small(f"train.participation={participation}")))
+    assert {len(e.participants) for e in events} == {expected}
+
+
+def test_participants_differ_from_round_to_round_but_not_from_run_to_run():
+    _, first = finish(Simulation(small("train.participation=2", "train.rounds=6")))
+    _, second = finish(Simulation(small("train.participation=2", "train.rounds=6")))
+    assert [e.participants for e in first] == [e.participants for e in second]
+    assert len({tuple(e.participants) for e in first}) > 1
+
+
+def test_lost_clients_cost_download_but_send_nothing():
+    simulation = Simulation(small("train.dropout=0.5", "train.rounds=6"))
+    model = nbytes(simulation.fresh(0))
+    _, events = finish(simulation)
+    assert any(e.dropped for e in events)
+    for e in events:
+        assert (e.down, e.up) == (6 * model, len(e.participants) * model)
+
+
+def test_evaluation_can_be_rarer_and_never_changes_the_run():
+    every, _ = finish(Simulation(small("train.rounds=5")))
+    rare, events = finish(Simulation(small("train.rounds=5", "run.evaluate_every=2")))
+    assert [e.received is not None for e in events] == [False, True, False, True, True]
+    assert leaves(every.server) == leaves(rare.server)
+
+
+def test_evaluation_of_a_sample_of_clients():
+    simulation = Simulation(small("run.evaluate_clients=2"))
+    _, events = finish(simulation)
+    assert len(simulation.evaluated) == len(events[-1].received.right) == 2
+    with pytest.raises(ConfigError, match="only 6 clients can take part"):
+        Simulation(small("run.evaluate_clients=7"))
+
+
+def test_trained_of_an_absent_client_is_that_of_the_model_it_last_trained():
+    simulation = Simulation(small("algorithm.name=local", "train.participation=2", "train.rounds=4"))
+    _, events = finish(simulation)
+    for before, after in itertools.pairwise(events):
+        for client in set(range(6)) - set(after.participants):
+            assert after.trained.right[client] == before.trained.right[client]
+
+
+def test_received_is_what_the_server_hands_out_next():
+    """The model measured as `received` in round 1 is what round 2 starts from."""
+    config = small("algorithm.name=fedavg", "train.rounds=1")
+    simulation = Simulation(config)
+    progress, (event,) = finish(simulation)
+    again = Simulation(config)
+    scores = again._measure_received(progress)
+    again.close()
+    assert [scores[c].test_right for c in range(6)] == event.received.right
+
+
+def test_with_wdr_the_estimate_follows_the_true_distribution():
+    _, with_wdr = finish(Simulation(small("train.rounds=30", "algorithm.wdr=5")))
+    _, without = finish(Simulation(small("train.rounds=30", "algorithm.wdr=0")))
+    assert with_wdr[-1].correlation > 0.97 > without[-1].correlation
+    assert with_wdr[-1].distance < 0.25 * without[-1].distance
+
+
+def test_cwfedavg_personalises_where_fedavg_cannot():
+    _, cw = finish(Simulation(small("train.rounds=30", "data.clients=20")))
+    _, avg = finish(Simulation(small("train.rounds=30", "data.clients=20", "algorithm.name=fedavg")))
+    assert cw[-1].received.accuracy > avg[-1].received.accuracy + 0.05
+
+
+def test_ten_thousand_clients_at_one_per_cent(monkeypatch):
+    """Server memory: participants' models and K numbers a client, never all clients' models."""
+    import numpy as np
+
+    from cwfed.data import Dataset
+
+    rng = np.random.default_rng(0)
+    data = Dataset(
+        "many", rng.normal(size=(80_000, 200)).astype(np.float32), rng.integers(10, size=80_000), tuple("0123456789")
+    )
+    monkeypatch.setattr("cwfed.data.load", lambda *_: data)
+    simulation = Simulation(
+        small("data.clients=10000", "data.partition=iid", "train.participation=0.01", "train.batch_size=5",
+              "model.options.hidden=2000", "run.evaluate_clients=50", "algorithm.layers=all")
+    )  # fmt: skip
+    model = nbytes(simulation.fresh(0))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    progress, events = finish(simulation)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    assert [len(e.participants) for e in events] == [100] * 3
+    kept = sum(t.numel() * t.element_size() for t in tensors(to_tree(progress)))
+    assert kept < 11 * model + 10_000 * 10 * 8 + 10_000  # K = 10 class models, p~
+    assert grown < 400 * model  # two stacks of 100 participants and change; all clients' would be 10,000 models
+
+
+def tensors(tree):
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    return [t for value in values for t in tensors(value)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["train.batch_size=500"], "larger than every client"),
+        (["train.participation=7"], "only 6 clients"),
+        (["data.newcomers=6"], "leaves none of the 6 clients"),
+        (["data.samples=5000"], "digits has only 1797"),
+        (["algorithm.layers=conv9"], "has no layer 'conv9'"),
+        (["data.classes_per_client=11"], "only 10 classes"),
+    ],
+)
+def test_what_only_shows_with_the_data(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Simulation(small(*settings)).start()
