@@ -63,30 +63,31 @@ def test_clients_that_share_a_model_share_its_file(tmp_path):
 @pytest.mark.parametrize("algorithm", ["cwfedavg", "fedavg-ft"])
 def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_path, algorithm):
     """Real processes, SIGKILL: the run is not asked."""
-    settings = [
-        "model.name=mlp", "train.rounds=40", "train.participation=0.5", "train.dropout=0.1", "run.checkpoint_seconds=0",
-        f"algorithm.name={algorithm}",
-    ]  # fmt: skip
+    settings = ["model.name=mlp", "train.rounds=60", "train.participation=0.5", "train.dropout=0.1"]
+    settings += [f"algorithm.name={algorithm}", "run.checkpoint_seconds=0"]
     session.run(configs.load(None, settings), tmp_path / "whole")
 
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "cwfed", "run", "--out", str(out), "--resume", *(f"--set={s}" for s in settings)]
-    moments = random.Random(0)
-    kills = 0
-    while not (out / "summary.json").exists():
+    moments = random.Random(algorithm)
+    for kill in range(5):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
-            # from the first line of the run on, at any moment of its work
-            deadline = time.monotonic() + 60
-            while not (out / "events.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            process.wait(timeout=2 + moments.random() * 0.8 if kills < 6 else 120)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-        _, errors = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+        wait_for_lines(out / "events.jsonl", 10 * kill + moments.randrange(2, 10), process)
+        time.sleep(moments.random() * 0.02)  # anywhere in a round, in an event, in a checkpoint
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not (out / "summary.json").exists()
+    subprocess.run(command, check=True, capture_output=True)
     assert final_bits(out) == final_bits(tmp_path / "whole")
+
+
+def wait_for_lines(path, count, process):
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_bytes().count(b"\n") >= count):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def interrupt_after(rounds):
