@@ -195,6 +195,7 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm, t
         return
     cls = known.find(name)
     out.print(inspect.getdoc(sys.modules[cls.__module__]), markup=False, highlight=False)
+    out.print(f"\nTravels: {cls.travels}.\nCosts: {cls.work}.\nReported on: {cls.phase}.\n", highlight=False)
     fields = dataclasses.fields(cls)
     if fields:
         table = Table("setting", "default", "meaning")

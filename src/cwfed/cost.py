@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cwfed import models
+from cwfed.algorithms import IFCA
 from cwfed.models import InputShape
 
 
@@ -36,29 +37,31 @@ def costs(
     sizes = {name: prod(p.shape) for name, p in network.named_parameters()}
     total = sum(sizes.values())
     head = sum(sizes[name] for name in task.select("output"))
-    traffic = participants * total
     copies = min(classes, participants)
-    distributions = clients * classes
+    body, distributions = total - head, clients * classes
+    once = participants * total
+    clusters = min(IFCA().k, clients)
+    every = "the server keeps every client's model"
+    own = "every client keeps its own model"
     return [
-        Cost("fedavg", total, traffic, traffic),
-        Cost("cwfedavg (all), as published", classes * total, traffic, traffic, "K class models"),
-        Cost(
-            "cwfedavg (output), as published", total + classes * head, traffic, traffic, "a model and K output layers"
-        ),
+        Cost("fedavg", total, once, once),
+        Cost("fedprox", total, once, once),
+        Cost("cwfedavg (all), as published", classes * total, once, once, "K class models"),
+        Cost("cwfedavg (output), as published", total + classes * head, once, once, "a model and K output layers"),
         Cost(
             "cwfedavg (all), lean",
             copies * total + distributions,
-            traffic,
-            traffic,
-            f"min(K, participants) = {copies} copies, K numbers a client",
+            once,
+            once,
+            f"min(K, participants) = {copies} copies",
         ),
-        Cost(
-            "cwfedavg (output), lean",
-            total - head + copies * head + distributions,
-            traffic,
-            traffic,
-            f"a body, {copies} output layers, K numbers a client",
-        ),
-        Cost("local", 0, 0, 0, "every client keeps its own model"),
-        Cost("fedavg-ft", total, traffic, traffic, "every client keeps its own model"),
+        Cost("cwfedavg (output), lean", body + copies * head + distributions, once, once, f"{copies} output layers"),
+        Cost("fedamp", (clients + 1) * total + clients**2, once, once, f"{every}; {own}"),
+        Cost("fedfomo", (clients + 1) * total + clients**2, clients * once, once, f"{every}; {own}"),
+        Cost("cfl", total, once, once, "one model a cluster: up to M after splits"),
+        Cost(f"ifca, k = {clusters}", clusters * total, clusters * once, once, "k models"),
+        Cost("fednh", total, once, once + participants * classes, "and K counts up"),
+        Cost("feduv", total, once, once, own),
+        Cost("fedavg-ft", total, once, once, own),
+        Cost("local", 0, 0, 0, own),
     ]

@@ -21,3 +21,27 @@ def wdr(output_weight: Tensor, prior: Tensor) -> Tensor:
     """
     distance: Tensor = torch.linalg.vector_norm(prior.to(output_weight.dtype) - norm_distribution(output_weight))
     return distance
+
+
+def variance(probabilities: Tensor) -> Tensor:
+    """FedUV: mean_j relu(1 / sqrt(K) - std_j), std_j over the batch. A single sample has no spread: 0.
+
+    The tiny constant under the root keeps the gradient finite where an output does not vary at all.
+    """
+    samples, classes = probabilities.shape
+    if samples < 2:
+        return probabilities.new_zeros(())
+    std = (probabilities.var(0) + 1e-12).sqrt()
+    return torch.relu(classes**-0.5 - std).mean()
+
+
+def uniformity(features: Tensor) -> Tensor:
+    """FedUV: mean over pairs of exp(-||h_a - h_b||^2 / s), s the median of the non-zero squared distances."""
+    samples = len(features)
+    if samples < 2:
+        return features.new_zeros(())
+    squared = (features[:, None] - features[None, :]).square().sum(-1)
+    apart = ~torch.eye(samples, dtype=torch.bool, device=features.device)
+    non_zero = torch.where(squared > 0, squared, torch.nan).detach()
+    scale = torch.nan_to_num(torch.nanmedian(non_zero), nan=1.0)  # all features equal: any scale gives 1
+    return (torch.exp(-squared / scale) * apart).sum() / apart.sum()

@@ -18,15 +18,19 @@ def sample_weights(counts: Tensor) -> Tensor:
     return counts / counts.sum()
 
 
+def rows(stacked: Tensor) -> Tensor:
+    """A stacked tensor as a matrix, one row a model; also where a model's tensor is a single number."""
+    return stacked.reshape(len(stacked), -1)
+
+
 def average(stack: Params, weights: Tensor) -> Params:
     """sum_i weights_i w_i: one model from a stack."""
-    return {name: (weights.to(w.dtype) @ w.flatten(1)).view(w.shape[1:]) for name, w in stack.items()}
+    return {name: (weights.to(w.dtype) @ rows(w)).view(w.shape[1:]) for name, w in stack.items()}
 
 
 def mix(matrix: Tensor, stack: Params) -> Params:
     """A W: one model per row of the matrix, as a stack."""
-    rows = len(matrix)
-    return {name: (matrix.to(w.dtype) @ w.flatten(1)).view(rows, *w.shape[1:]) for name, w in stack.items()}
+    return {name: (matrix.to(w.dtype) @ rows(w)).view(len(matrix), *w.shape[1:]) for name, w in stack.items()}
 
 
 def norm_distribution(weight: Tensor) -> Tensor:
@@ -48,3 +52,19 @@ def class_weights(shares: Tensor, prior: Tensor) -> Tensor:
     joint = shares[:, None] * prior
     total = joint.sum(0)
     return torch.where(total > 0, joint / total.clamp_min(torch.finfo(joint.dtype).tiny), shares[:, None])
+
+
+def gram(stack: Params) -> Tensor:
+    """Inner products of all pairs of models: one matrix product a tensor, in float64."""
+    matrices = (rows(w).double() for w in stack.values())
+    return torch.stack([matrix @ matrix.T for matrix in matrices]).sum(0)
+
+
+def squared_distances(stack: Params) -> Tensor:
+    """||w_i - w_j||^2 of all pairs, from one Gram matrix.
+
+    Models lie close together and far from the origin; centred first, the differences keep their digits.
+    """
+    g = gram({name: w - w.mean(0) for name, w in stack.items()})
+    squares = g.diagonal()
+    return (squares[:, None] + squares[None, :] - 2 * g).clamp_min(0)

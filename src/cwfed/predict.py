@@ -62,6 +62,7 @@ def load_model(
     shape = InputShape(tuple(facts["data"]["shape"]), facts["data"]["vocabulary"])
     names = facts["data"]["classes"]
     network = models.build(facts["model"]["name"], shape, len(names), config.model.options)
+    network = config.build_algorithm().adapt(network, str(network.output_layer))
     if client is not None and class_counts is not None:
         raise RunError("give a client or a label histogram, not both")
     params = _newcomer(folder, class_counts) if client is None else _of_client(folder, client)

@@ -51,10 +51,12 @@ class Simulation:
         if self.model_name == "auto":
             self.model_name = models.default_for(self.federation.shape)
         self.algorithm = config.build_algorithm()
+        if held_out := self.algorithm.held_out():
+            self.federation = self.federation.with_holdout(held_out, seed)
         self._check_sizes()
 
         template = self._build(0)
-        self.task = models.task_of(template, self.clients, self.federation.data.classes)
+        self.task = models.task_of(template, self.clients, self.federation.data.classes, seed)
         running = {name: b.detach().clone() for name, b in models.statistics(template).items()}
         self._local_statistics = running if config.train.batch_norm == "local" else {}
         self._travelling = {n: t for n, t in self._state_of(template).items() if n not in self._local_statistics}
@@ -76,7 +78,8 @@ class Simulation:
     def _build(self, number: int) -> torch.nn.Module:
         shape, classes = self.federation.shape, self.federation.data.classes
         with torch_stream(self.config.run.seed, "model", client=number):
-            return models.build(self.model_name, shape, classes, self.config.model.options)
+            model = models.build(self.model_name, shape, classes, self.config.model.options)
+            return self.algorithm.adapt(model, str(model.output_layer))
 
     @staticmethod
     def _state_of(model: torch.nn.Module) -> Params:
@@ -240,7 +243,7 @@ class Simulation:
         names = visited[0].extras
         return Uploads(
             clients=tuple(v.client for v in visited),
-            models=stack if self.algorithm.uploads_model else {},
+            models={name: stack[name] for name in self.algorithm.uploaded(tuple(stack), self.task)},
             counts=torch.tensor([len(self.federation.shards[v.client].train) for v in visited]),
             extras={name: torch.stack([v.extras[name].cpu() for v in visited]) for name in names},
         )
@@ -310,7 +313,7 @@ class Simulation:
         statistics = self._statistics(progress.kept, client)
         if self.algorithm.phase == "trained" and all(n in kept for n in self._travelling):
             return {n: kept[n] for n in self._travelling} | statistics
-        model = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c)), [client])[0]
+        (model,) = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c, statistics)), [client])
         return model | statistics
 
     def close(self) -> None:

@@ -29,6 +29,13 @@ class Task:
     """Layer name -> its parameter names, from input to output."""
     output: str
     """The name of the output layer, one of `layers`."""
+    seed: int = 0
+    """For algorithms that draw lots on the server."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """All parameter names; running statistics of norm layers are not among them."""
+        return tuple(name for names in self.layers.values() for name in names)
 
     @property
     def output_weight(self) -> str:

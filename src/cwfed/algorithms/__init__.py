@@ -9,9 +9,15 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from cwfed.algorithms.base import Algorithm, ClientData
+from cwfed.algorithms.cfl import CFL
 from cwfed.algorithms.cwfedavg import CwFedAvg
+from cwfed.algorithms.fedamp import FedAMP
 from cwfed.algorithms.fedavg import FedAvg, FedAvgFT, Local
+from cwfed.algorithms.fedfomo import FedFomo
+from cwfed.algorithms.fednh import FedNH
 from cwfed.algorithms.fedprox import FedProx
+from cwfed.algorithms.feduv import FedUV
+from cwfed.algorithms.ifca import IFCA
 from cwfed.errors import ConfigError, did_you_mean
 from cwfed.plugins import load_object
 
@@ -20,10 +26,31 @@ ALGORITHMS: dict[str, type[FedAvg]] = {
     "local": Local,
     "fedavg-ft": FedAvgFT,
     "fedprox": FedProx,
+    "fedamp": FedAMP,
+    "fedfomo": FedFomo,
+    "cfl": CFL,
+    "ifca": IFCA,
+    "fednh": FedNH,
+    "feduv": FedUV,
     "cwfedavg": CwFedAvg,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "ClientData", "CwFedAvg", "FedAvg", "FedAvgFT", "FedProx", "Local"]
+__all__ = [
+    "ALGORITHMS",
+    "CFL",
+    "IFCA",
+    "Algorithm",
+    "ClientData",
+    "CwFedAvg",
+    "FedAMP",
+    "FedAvg",
+    "FedAvgFT",
+    "FedFomo",
+    "FedNH",
+    "FedProx",
+    "FedUV",
+    "Local",
+]
 
 
 def find(name: str) -> type[FedAvg]:

@@ -7,9 +7,9 @@ tensors and JSON values, so that any algorithm's state can be saved, loaded and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cwfed.types import Download, Output, Params, Phase, Start, Task, Uploads
 
@@ -23,6 +23,12 @@ class ClientData(Protocol):
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
 
+    def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
+        """The mean cross-entropy of each model on a part of the client's training data."""
+
+    def class_means(self, params: Params) -> Tensor:
+        """The mean normalised feature of each class (K x features) under a model; zero where it has no sample."""
+
 
 @runtime_checkable
 class Algorithm(Protocol[S]):
@@ -32,8 +38,16 @@ class Algorithm(Protocol[S]):
     """The phase on which the method is reported: where its personal model is."""
     keeps_model: ClassVar[bool]
     """Whether a client keeps the model it trained until its next round (costs memory per client)."""
-    uploads_model: ClassVar[bool]
-    """Whether the trained model goes to the server."""
+    travels: ClassVar[str]
+    """What a participant downloads and uploads, in words."""
+    work: ClassVar[str]
+    """What a round costs beyond FedAvg, in words."""
+
+    def held_out(self) -> float:
+        """Share of each client's training data that it holds out for the algorithm; not trained on."""
+
+    def adapt(self, model: nn.Module, output: str) -> nn.Module:
+        """The network with what the algorithm changes in it, such as its output layer (called `output`)."""
 
     # server
     def init(self, fresh: Callable[[int], Params], task: Task) -> S:
@@ -41,6 +55,9 @@ class Algorithm(Protocol[S]):
 
     def send(self, state: S, client: int) -> Download:
         """What this client is sent."""
+
+    def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
+        """Which tensors of the trained model go to the server."""
 
     def aggregate(self, state: S, up: Uploads) -> S:
         """The state after a round: a new one, the old one stays as it is."""

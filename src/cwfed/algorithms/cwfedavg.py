@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -56,6 +56,10 @@ class ClassWise(TypedDict):
 class CwFedAvg(FedAvg):
     """Averages once per class, then mixes the class models by each client's class distribution."""
 
+    work: ClassVar[str] = (
+        "client: K row norms a batch; server: one matrix product, keeps min(K, participants) class-wise copies"
+    )
+
     layers: str | int | tuple[str, ...] = "output"
     """Which layers are class-wise: "output", "all", "none", the last n, or layer names. The rest is FedAvg."""
     distribution: Literal["estimated", "empirical"] = "estimated"
@@ -68,9 +72,13 @@ class CwFedAvg(FedAvg):
     def __post_init__(self) -> None:
         if self.wdr < 0:
             raise ConfigError(f"cwfedavg: wdr must not be negative, it is {self.wdr}")
-        if isinstance(self.objective, CwFedAvg) or self.objective.keeps_model:
-            name = type(self.objective).__name__
-            raise ConfigError(f"cwfedavg: {name} has no local objective of its own to combine with")
+        server = ("adapt", "init", "send", "uploaded", "aggregate", "personal")
+        own = [name for name in server if getattr(type(self.objective), name) is not getattr(FedAvg, name)]
+        if own:
+            raise ConfigError(
+                f"cwfedavg replaces FedAvg's aggregation under a local objective; {type(self.objective).__name__} "
+                f"is more than a local objective: it has its own {', '.join(own)}"
+            )
 
     # server
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cwfed import mixing
 from cwfed.algorithms.base import ClientData
@@ -31,13 +31,23 @@ class FedAvg:
 
     phase: ClassVar[Phase] = "received"
     keeps_model: ClassVar[bool] = False
-    uploads_model: ClassVar[bool] = True
+    travels: ClassVar[str] = "2 models a participant: one down, one up"
+    work: ClassVar[str] = "nothing beyond training and one weighted mean"
+
+    def held_out(self) -> float:
+        return 0.0
+
+    def adapt(self, model: nn.Module, output: str) -> nn.Module:
+        return model
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         return OneModel(model=fresh(0))
 
     def send(self, state: Any, client: int) -> Download:
         return Download((state["model"],))
+
+    def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
+        return names
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         return OneModel(model=mixing.average(up.models, mixing.sample_weights(up.counts)))
@@ -73,10 +83,14 @@ class Local(FedAvg):
 
     phase: ClassVar[Phase] = "trained"
     keeps_model: ClassVar[bool] = True
-    uploads_model: ClassVar[bool] = False
+    travels: ClassVar[str] = "nothing"
+    work: ClassVar[str] = "nothing beyond training; every client keeps its model"
 
     def send(self, state: Any, client: int) -> Download:
         return Download(())
+
+    def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
+        return ()
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         return state

@@ -9,6 +9,7 @@ has a term that is always zero because it compares the model with itself.)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from cwfed.types import Download, Output, Params, Start
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg with a proximal term that keeps clients near what they received."""
+
+    work: ClassVar[str] = "client: the distance to the received model; server: as FedAvg"
 
     mu: float = 0.001
     """Weight of the proximal term."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -23,7 +23,10 @@ class Shard:
 
     train: Indices
     validation: Indices
+    """Held out from the training data to pick a round."""
     test: Indices
+    holdout: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Held out from the training data for the algorithm's own use."""
 
 
 class Samples:
@@ -71,20 +74,34 @@ class Federation:
             dims = (dims[2], dims[0], dims[1])
         return InputShape(tuple(dims), len(self.data.words))
 
+    def with_holdout(self, share: float, seed: int) -> Federation:
+        """The same with part of every client's training data held out for the algorithm."""
+        shards = []
+        for client, shard in enumerate(self.shards):
+            order = stream(seed, "holdout", client=client).permutation(shard.train)
+            count = max(2, round(len(order) * share))
+            if count >= len(order):
+                raise ConfigError(
+                    f"client {client} has only {len(order)} training samples: the algorithm holds out {share:.0%} of them, "
+                    "which must be at least two and leave some; use fewer clients or more samples"
+                )
+            shards.append(replace(shard, train=np.sort(order[count:]), holdout=np.sort(order[:count])))
+        return Federation(self.data, shards)
+
     def class_counts(self, client: int) -> NDArray[np.int64]:
         """n_ij: the training samples of a client by class."""
         return np.bincount(self.data.labels[self.shards[client].train], minlength=self.data.classes)
 
     def histogram(self) -> NDArray[np.int64]:
         """All samples of each client by class (clients x classes), as in the paper's heat maps."""
-        rows = [np.concatenate([s.train, s.validation, s.test]) for s in self.shards]
+        rows = [np.concatenate([s.train, s.holdout, s.validation, s.test]) for s in self.shards]
         return np.stack([np.bincount(self.data.labels[row], minlength=self.data.classes) for row in rows])
 
     def digest(self) -> str:
         """A hash of who holds what, for the manifest."""
         sha = hashlib.sha256()
         for shard in self.shards:
-            for part in (shard.train, shard.validation, shard.test):
+            for part in (shard.train, shard.validation, shard.test, shard.holdout):
                 sha.update(len(part).to_bytes(8, "little"))
                 sha.update(part.astype("<i8").tobytes())
         return sha.hexdigest()

@@ -96,13 +96,14 @@ class Loop:
 
         def one(bench: Bench, item: tuple[int, Visit]) -> Visited:
             row, visit = item
-            view = bench.view(visit.client)
+            view = bench.view(visit.client, visit.statistics)
             got = visit.download()
             start = self.algorithm.begin(got, visit.own, view)
             loss, penalty = bench.train(self.algorithm, start, visit.statistics, visit.client, round_, self.how)
             bench.save(out, row)
-            extras = self.algorithm.finish({name: stack[row] for name, stack in out.items()}, start, view)
             kept = bench.copy_of(visit.statistics)
+            trained = {name: stack[row] for name, stack in out.items()}
+            extras = self.algorithm.finish(trained, start, bench.view(visit.client, kept))
             return Visited(visit.client, loss, penalty, got.nbytes, extras, kept)
 
         return self.map(one, list(enumerate(visits)))
@@ -114,22 +115,27 @@ class Loop:
         return [score for task in self.map(self._measure, tasks) for score in task]
 
     def _measure(self, bench: Bench, candidates: Sequence[Candidate]) -> list[Score]:
+        """Neighbours that share a model, as all clients of FedAvg do, are measured together."""
         scores: list[Score] = []
         group: list[int] = []
-        loaded: Params | None = None
+        shared: Params = {}
         for candidate in candidates:
-            model = candidate.model(bench.view(candidate.client))
-            if model is not loaded or candidate.statistics:
-                scores += self._score(bench, group)
-                group, loaded = [], model
-                bench.load(model | candidate.statistics)
-            group.append(candidate.client)
-        return scores + self._score(bench, group)
+            model = candidate.model(bench.view(candidate.client, candidate.statistics))
+            if model is shared and not candidate.statistics:
+                group.append(candidate.client)
+                continue
+            scores += self._score(bench, shared, group)
+            group, shared = [candidate.client], model
+            if candidate.statistics:
+                scores += self._score(bench, model | candidate.statistics, group)
+                group = []
+        return scores + self._score(bench, shared, group)
 
-    def _score(self, bench: Bench, clients: Sequence[int]) -> list[Score]:
-        """Scores of the loaded model on several clients, measured in common batches."""
+    def _score(self, bench: Bench, model: Params, clients: Sequence[int]) -> list[Score]:
+        """Scores of one model on several clients, measured in common batches."""
         if not clients:
             return []
+        bench.load(model)
         shards = [self.federation.shards[c] for c in clients]
         parts = [part for shard in shards for part in (shard.test, shard.validation)]
         right, loss = bench.measure(np.concatenate(parts))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -61,15 +62,30 @@ class SeededDropout(nn.Dropout):
 
 
 class ClientView:
-    """The client as an algorithm sees it."""
+    """The client as an algorithm sees it, on a worker's bench."""
 
-    def __init__(self, federation: Federation, client: int) -> None:
-        self._federation, self._client = federation, client
+    def __init__(self, bench: Bench, client: int, statistics: Params) -> None:
+        self._bench, self._client, self._statistics = bench, client, statistics
+        self._shard = bench.federation.shards[client]
 
     @cached_property
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
-        return torch.from_numpy(self._federation.class_counts(self._client)).float()
+        return torch.from_numpy(self._bench.federation.class_counts(self._client)).float()
+
+    def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
+        """The mean cross-entropy of each model on a part of the client's training data."""
+        indices = self._shard.train if part == "train" else self._shard.holdout
+        means = []
+        for model in models:
+            self._bench.load(model | self._statistics)
+            means.append(self._bench.measure(indices)[1].mean())
+        return torch.tensor(np.array(means))
+
+    def class_means(self, params: Params) -> Tensor:
+        """The mean normalised feature of each class; zero where the client has no sample."""
+        self._bench.load(params | self._statistics)
+        return self._bench.class_means(self._shard.train)
 
 
 class Bench:
@@ -95,9 +111,9 @@ class Bench:
     def _see_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._features = inputs[0]
 
-    def view(self, client: int) -> ClientView:
-        """What an algorithm may see of a client."""
-        return ClientView(self.federation, client)
+    def view(self, client: int, statistics: Params) -> ClientView:
+        """What an algorithm may see of a client, whose running statistics these are."""
+        return ClientView(self, client, statistics)
 
     def load(self, params: Params) -> None:
         """Make the network this model; it must be complete."""
@@ -180,6 +196,18 @@ class Bench:
         if not right:
             return np.zeros(0, dtype=np.bool_), np.zeros(0)
         return torch.cat(right).cpu().numpy(), torch.cat(loss).cpu().numpy()
+
+    @torch.inference_mode()
+    def class_means(self, indices: Indices) -> Tensor:
+        """Of the loaded network: the mean normalised feature of each class, in main memory."""
+        self.model.eval()
+        classes, width = self.federation.data.classes, self._output.in_features
+        sums = torch.zeros(classes, width, device=self.samples.device)
+        for at in range(0, len(indices), EVALUATION_BATCH):
+            inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
+            sums.index_add_(0, labels, F.normalize(self.forward(inputs).features, dim=1))
+        counts = torch.from_numpy(np.bincount(self.federation.data.labels[indices], minlength=classes))
+        return sums.cpu().clone() / counts.clamp_min(1)[:, None]
 
 
 def batches(samples: int, how: LocalTraining, rng: np.random.Generator) -> Iterator[Tensor]:

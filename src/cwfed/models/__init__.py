@@ -73,7 +73,7 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
     return found
 
 
-def task_of(model: nn.Module, clients: int, classes: int) -> Task:
+def task_of(model: nn.Module, clients: int, classes: int, seed: int = 0) -> Task:
     """What an algorithm may know: the model's layers in the order in which it registers them."""
     layers: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
@@ -81,7 +81,7 @@ def task_of(model: nn.Module, clients: int, classes: int) -> Task:
         if own:
             layers[name] = own
     assert isinstance(model.output_layer, str)
-    return Task(clients=clients, classes=classes, layers=layers, output=model.output_layer)
+    return Task(clients=clients, classes=classes, layers=layers, output=model.output_layer, seed=seed)
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:

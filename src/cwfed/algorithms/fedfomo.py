@@ -1,0 +1,132 @@
+"""FedFomo. Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021.
+
+The client holds out part of its training data, downloads other clients' models w_n and weighs each by what it
+would gain from it:
+
+    weight_n = max(0, (L(w_own) - L(w_n)) / ||w_n - w_own||),   normalised to sum 1
+    w        = w_own + sum_n weight_n (w_n - w_own),            then train
+
+L is the loss on the held-out data, w_own the client's model of the last round.
+
+Limiting case: where no model helps, all weights are zero and it is local training.
+
+With fewer downloads than clients the server keeps an affinity matrix (summed weights) and sends each client
+the models it gained most from, with epsilon-greedy exploration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cwfed import mixing
+from cwfed.algorithms.base import ClientData
+from cwfed.algorithms.fedavg import FedAvg
+from cwfed.algorithms.own_models import no_models, with_uploads
+from cwfed.errors import ConfigError
+from cwfed.rng import stream
+from cwfed.types import Download, Params, Phase, Start, Task, Uploads
+
+
+@dataclass(frozen=True)
+class FedFomo(FedAvg):
+    """Every client mixes in the models that lower its own validation loss."""
+
+    phase: ClassVar[Phase] = "trained"
+    keeps_model: ClassVar[bool] = True
+    travels: ClassVar[str] = "1 + m models a participant (m = M by default): others' models down, its own up"
+    work: ClassVar[str] = "client: m + 1 validation passes; server: keeps M models"
+
+    downloads: int = 0
+    """m, models a client downloads in a round; 0 is those of all clients, its own included."""
+    holdout: float = 0.2
+    """Share of the training data held out to weigh models; it is not trained on."""
+    epsilon: float = 0.3
+    """With fewer downloads than clients: probability of sending random models instead of the best."""
+
+    def __post_init__(self) -> None:
+        if self.downloads < 0 or not 0 < self.holdout < 1 or not 0 <= self.epsilon <= 1:
+            raise ConfigError(
+                "fedfomo: downloads must not be negative, holdout must lie between 0 and 1, epsilon from 0 to 1"
+            )
+
+    def held_out(self) -> float:
+        return self.holdout
+
+    def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
+        if self.downloads > task.clients:
+            raise ConfigError(f"fedfomo: downloads = {self.downloads}, but there are only {task.clients} clients")
+        affinity = torch.zeros(task.clients, task.clients, dtype=torch.float64)
+        return no_models(fresh(0), task) | {"affinity": affinity, "seed": task.seed, "round": 0}
+
+    def chosen(self, state: Any, client: int) -> list[int]:
+        """Whose models a client is sent: all, or those it gained most from, or now and then random ones."""
+        known: list[int] = torch.nonzero(state["known"]).flatten().tolist()
+        if not self.downloads or len(known) <= self.downloads:
+            return known
+        rng = stream(state["seed"], "fedfomo", state["round"], client)
+        if rng.random() < self.epsilon:
+            return sorted(int(i) for i in rng.choice(known, self.downloads, replace=False))
+        ranked = sorted(known, key=lambda n: (-float(state["affinity"][client, n]), n))
+        return sorted(ranked[: self.downloads])
+
+    def send(self, state: Any, client: int) -> Download:
+        models = state["models"]
+        return Download(tuple({n: w[i] for n, w in models.items()} for i in self.chosen(state, client)))
+
+    def aggregate(self, state: Any, up: Uploads) -> Any:
+        after = with_uploads(state, up)
+        affinity = state["affinity"].clone()
+        for row, client in enumerate(up.clients):
+            if self.downloads and (sent := self.chosen(state, client)):
+                affinity[client, sent] += up.extras["weights"][row][: len(sent)].double()
+        return after | {"affinity": affinity, "round": state["round"] + 1}
+
+    def newcomer(self, state: Any, class_counts: Any = None) -> Params:
+        initial: Params = state["initial"]
+        return initial
+
+    def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
+        return self.mix(got, own, data)[0]
+
+    def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
+        params, weights = self.mix(got, own, data)
+        return Start(params=params, notes={"weights": weights})
+
+    def mix(self, got: Download, own: Params | None, data: ClientData) -> tuple[Params, Tensor]:
+        """The client's new start, and how much it took of each model."""
+        assert own is not None, "a client of a method that keeps models always has one"
+        if not got.models:
+            return own, torch.zeros(0)
+        losses = data.losses((own, *got.models), "holdout")
+        distances = torch.stack([_distance(model, own) for model in got.models])
+        weights = fomo_weights(losses[0], losses[1:], distances)
+        if weights.sum() == 0:
+            return own, weights
+        stack = {name: torch.stack([model[name] for model in got.models]) for name in own}
+        mixed = mixing.average(stack, weights)
+        return {name: (1 - weights.sum()).to(w.dtype) * w + mixed[name] for name, w in own.items()}, weights
+
+    def finish(self, params: Params, start: Start, data: ClientData) -> Params:
+        """Only a server that chooses which models to send needs to know the weights."""
+        if not self.downloads:
+            return {}
+        weights = torch.zeros(self.downloads, dtype=torch.float32)
+        given = start.notes["weights"]
+        weights[: len(given)] = given
+        return {"weights": weights}
+
+
+def fomo_weights(own_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+    """max(0, (L_own - L_n) / ||w_n - w_own||), normalised; all zero where no model helps."""
+    gains = ((own_loss - losses) / distances.clamp_min(torch.finfo(distances.dtype).tiny)).clamp_min(0)
+    gains = torch.where(distances > 0, gains, torch.zeros_like(gains))  # its own model is no gain
+    return gains / gains.sum() if gains.sum() > 0 else torch.zeros_like(gains)
+
+
+def _distance(a: Params, b: Params) -> Tensor:
+    return torch.stack([(a[name] - b[name]).double().square().sum() for name in b]).sum().sqrt()

@@ -1,0 +1,34 @@
+"""The server's state of methods that keep every client's last model (memory grows with all clients)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cwfed.types import Params, Task, Uploads
+
+
+def no_models(initial: Params, task: Task) -> dict[str, Any]:
+    """Before round 1: nobody has uploaded; everybody has the initial model."""
+    return {
+        "initial": initial,
+        "models": {name: torch.zeros(task.clients, *w.shape, dtype=w.dtype) for name, w in initial.items()},
+        "known": torch.zeros(task.clients, dtype=torch.bool),
+        "parameters": list(task.parameters),
+    }
+
+
+def with_uploads(state: Any, up: Uploads) -> dict[str, Any]:
+    """The state with the participants' models put in; the others keep the model they uploaded last."""
+    clients = torch.tensor(up.clients)
+    before: dict[str, Any] = state
+    return before | {
+        "models": {name: w.index_copy(0, clients, up.models[name]) for name, w in state["models"].items()},
+        "known": state["known"].index_fill(0, clients, True),
+    }
+
+
+def parameters_only(state: Any) -> Params:
+    """All clients' models without running statistics, which say nothing about how models differ."""
+    return {name: state["models"][name] for name in state["parameters"]}

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cwfed.algorithms import FedFomo
+from cwfed.algorithms.fedfomo import fomo_weights
+from cwfed.errors import ConfigError
+from cwfed.simulation import Simulation
+from cwfed.types import Download
+from tests.algorithms.helpers import Client, model, task, uploads
+from tests.conftest import finish, small
+
+# the client wants w = (1, 0, 0): its loss is the squared distance to that
+WANTS_ONE = Client(lambda w: (w - torch.tensor([1.0, 0.0, 0.0])).square().sum())
+
+
+def test_weights_and_mix_by_hand():
+    # own (0,0,0): loss 1. A = (1,0,0): loss 0, distance 1 -> gain 1. B = (3,0,0): loss 4 -> harmful, weight 0.
+    # C = (.5,0,0): loss 1/4, distance 1/2 -> gain 3/2. Weights 2/5, 0, 3/5 -> w = 2/5 * 1 + 3/5 * 1/2 = 0.7
+    got = Download((model(1.0, 0.0, 0.0), model(3.0, 0.0, 0.0), model(0.5, 0.0, 0.0)))
+    mixed, weights = FedFomo().mix(got, model(0.0, 0.0, 0.0), WANTS_ONE)
+    torch.testing.assert_close(weights, torch.tensor([0.4, 0.0, 0.6], dtype=torch.float64))
+    torch.testing.assert_close(mixed["w"], torch.tensor([0.7, 0.0, 0.0]))
+
+
+def test_a_harmful_model_gets_no_weight_and_its_own_model_is_no_gain():
+    own = model(1.0, 0.0, 0.0)
+    mixed, weights = FedFomo().mix(Download((model(3.0, 0.0, 0.0), model(1.0, 0.0, 0.0))), own, WANTS_ONE)
+    assert weights.tolist() == [0.0, 0.0]
+    assert mixed is own
+
+
+def test_weights_are_finite_for_models_that_are_almost_the_same():
+    weights = fomo_weights(
+        torch.tensor(1.0), torch.tensor([0.5, 0.5]), torch.tensor([1e-300, 0.0], dtype=torch.float64)
+    )
+    assert weights.tolist() == [1.0, 0.0]
+
+
+def test_everybody_gets_the_models_of_all_who_uploaded():
+    algorithm = FedFomo()
+    state = algorithm.init(lambda c: model(0.0, 0.0, 0.0), task(4))
+    assert algorithm.send(state, 0).models == ()  # round 1: there is nothing to send
+    state = algorithm.aggregate(state, uploads([1, 3], [[1, 0, 0], [3, 0, 0]]))
+    assert [m["w"][0].item() for m in algorithm.send(state, 0).models] == [1.0, 3.0]
+
+
+def test_with_few_downloads_the_best_are_sent_and_now_and_then_others():
+    algorithm = FedFomo(downloads=2, epsilon=0.0)
+    state = algorithm.init(lambda c: model(0.0), task(5))
+    state = algorithm.aggregate(state, uploads(range(5), [[0], [1], [2], [3], [4]], weights=torch.zeros(5, 2)))
+    assert algorithm.chosen(state, 0) == [0, 1]  # nothing is known yet: the first
+    ups = uploads([0], [[0]], weights=torch.tensor([[0.25, 0.75]]))
+    state = algorithm.aggregate(state, ups)
+    assert state["affinity"][0].tolist() == [0.25, 0.75, 0, 0, 0]
+    curious = FedFomo(downloads=2, epsilon=1.0)
+    seen = {tuple(curious.chosen(state | {"round": r}, 0)) for r in range(30)}
+    assert len(seen) > 3
+    assert curious.chosen(state, 0) == curious.chosen(state, 0)  # a function of seed, round and client
+
+
+def test_few_downloads_in_a_run_cost_what_they_say():
+    simulation = Simulation(small("algorithm.name=fedfomo", "algorithm.downloads=2", "train.rounds=3"))
+    from cwfed.types import nbytes
+
+    size = nbytes(simulation.fresh(0))
+    _, events = finish(simulation)
+    assert [e.down for e in events] == [0, 6 * 2 * size, 6 * 2 * size]
+    assert events[-1].up == 6 * (size + 2 * 4)
+
+
+def test_held_out_data_are_neither_trained_nor_tested_on():
+    simulation = Simulation(small("algorithm.name=fedfomo"))
+    plain = Simulation(small("algorithm.name=fedavg"))
+    for with_holdout, without in zip(simulation.federation.shards, plain.federation.shards, strict=True):
+        parts = [with_holdout.train, with_holdout.holdout, with_holdout.validation, with_holdout.test]
+        assert sorted(i for part in parts[:2] for i in part) == sorted(without.train)
+        assert len({i for part in parts for i in part}) == sum(map(len, parts))
+        assert len(with_holdout.holdout) == pytest.approx(0.2 * len(without.train), abs=1)
+    simulation.close()
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["algorithm.holdout=0"], "holdout must lie between"),
+        (["algorithm.downloads=99"], "only 6 clients"),
+        (["algorithm.epsilon=2"], "epsilon from 0 to 1"),
+        (["data.clients=700", "train.batch_size=1", "data.partition=iid"], "at least two and leave some"),
+    ],
+)
+def test_impossible_settings(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Simulation(small("algorithm.name=fedfomo", *settings)).start()
