@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +132,20 @@ def test_diverged_training_names_client_and_round(engine):
     simulation = Simulation(small(f"run.engine={engine}", "train.lr=1e30"))
     with pytest.raises(Diverged, match=r"client \d+ in round 1 is not a finite number.*lower train.lr"):
         finish(simulation)
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads"])
+def test_a_closed_simulation_lets_go_of_its_data_at_once(engine):
+    """Not only when Python looks for cycles: a comparison makes many simulations in one process."""
+    gc.disable()
+    try:
+        simulation = Simulation(small(f"run.engine={engine}", "train.rounds=1"))
+        data = weakref.ref(simulation.federation)
+        finish(simulation)
+        del simulation
+        assert data() is None
+    finally:
+        gc.enable()
 
 
 def test_an_unknown_device_is_one_sentence():

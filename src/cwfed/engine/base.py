@@ -145,5 +145,6 @@ class Loop:
         return [Score(rights[i], losses[i], rights[i + 1]) for i in range(0, len(parts), 2)]
 
     def close(self) -> None:
-        """Stop whoever is still training."""
+        """Stop whoever is still training, and let go of the networks and the data."""
         self._stop.set()
+        self._benches.clear()

@@ -61,6 +61,17 @@ class SeededDropout(nn.Dropout):
         return x * keep / (1 - self.p)
 
 
+class _Features:
+    """A hook that keeps what the output layer saw. It knows nothing of its bench: a cycle would keep the bench,
+    and with it all data, in memory until Python looks for cycles.
+    """
+
+    features: Tensor | None = None
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.features = inputs[0]
+
+
 class ClientView:
     """The client as an algorithm sees it, on a worker's bench."""
 
@@ -98,8 +109,8 @@ class Bench:
         self._generator = torch.Generator(samples.device)
         self._seed_dropout()
         self._output = output_layer(self.model, federation.data.classes)
-        self._output.register_forward_pre_hook(self._see_features)
-        self._features: Tensor | None = None
+        self._seen = _Features()
+        self._output.register_forward_pre_hook(self._seen)
         self._state = parameters_of(self.model) | statistics(self.model)
 
     def _seed_dropout(self) -> None:
@@ -107,9 +118,6 @@ class Bench:
             for name, child in module.named_children():
                 if type(child) is nn.Dropout:
                     setattr(module, name, SeededDropout(child.p, self._generator))
-
-    def _see_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._features = inputs[0]
 
     def view(self, client: int, statistics: Params) -> ClientView:
         """What an algorithm may see of a client, whose running statistics these are."""
@@ -139,8 +147,8 @@ class Bench:
     def forward(self, inputs: Tensor) -> Output:
         """What the network says, with the features that the output layer saw."""
         logits = self.model(inputs)
-        assert self._features is not None, "the network did not use its output layer"
-        return Output(logits, self._features, self._output.weight)
+        assert self._seen.features is not None, "the network did not use its output layer"
+        return Output(logits, self._seen.features, self._output.weight)
 
     def train(
         self,

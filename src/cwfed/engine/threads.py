@@ -62,3 +62,4 @@ class Threads(Loop):
     def close(self) -> None:
         super().close()
         self._pool.shutdown(cancel_futures=True)
+        self._free = SimpleQueue()
