@@ -22,15 +22,23 @@ def test_pathological_is_the_diagonal_of_the_paper_s_heat_map():
 
 
 def test_pathological_shares_are_unequal_and_within_their_bounds():
-    # class of 300 for 4 clients: share 75; least = min(40, 3000/20/2) = 40; low = max(7.5, 4) -> 7
+    # class of 300 for 4 clients: share 75; least = min(40, 3000/20/2) = 40; at least max(7.5, 4), so 8
     shares = partition(LABELS, PartitionSpec("pathological", 20), seed=0, classes=10)
     counts = np.stack([np.bincount(LABELS[s], minlength=10) for s in shares])
     for k in range(10):
         takers = counts[counts[:, k] > 0, k]
         assert len(takers) == 4
-        assert all(7 <= n < 75 for n in takers[:-1])
+        assert all(8 <= n < 75 for n in takers[:-1])
         assert takers[-1] == 300 - takers[:-1].sum()
     assert len(set(counts[counts > 0].tolist())) > 10
+
+
+def test_everybody_gets_something_of_its_classes_even_when_shares_are_small():
+    """The least size is rounded up: rounded down, it was 0 and clients went without."""
+    labels = np.repeat(np.arange(10), 180)
+    for seed in range(20):
+        shares = partition(labels, PartitionSpec("pathological", 100), seed, classes=10)
+        assert {len(classes) for classes in held(shares, labels)} == {2}
 
 
 def test_pathological_on_a_hundred_classes():

@@ -71,7 +71,7 @@ def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator,
         if spec.balanced:
             cuts = np.linspace(0, len(members), len(takers) + 1).astype(int)[1:-1]
         else:
-            low = int(min(max(share / 10, least / classes), share))
+            low = min(ceil(max(share / 10, least / classes)), int(share))
             sizes = rng.integers(low, max(int(share), low + 1), size=len(takers) - 1)
             cuts = np.cumsum(sizes)
         for i, part in zip(takers, np.split(members, cuts), strict=True):
