@@ -79,7 +79,7 @@ def test_compare_makes_one_table_and_a_page_and_reuses_finished_runs(tmp_path):
     assert "±" in done.stdout
     assert "cwfedavg:wdr=0" in done.stdout
     assert {p.name for p in (tmp_path / "cmp").iterdir()} == {
-        "fedavg", "cwfedavg_wdr=0", "comparison.json", "report.html", "overview.png",
+        "fedavg", "cwfedavg_wdr=0", "comparison.json", "comparison.md", "report.html", "overview.png",
     }  # fmt: skip
     stamp = (tmp_path / "cmp" / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns
     rows = json.loads(cwfed(*arguments, "--json", cwd=tmp_path).stdout)
@@ -94,6 +94,18 @@ def test_data_show_prints_and_draws(tmp_path):
     assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
     found = json.loads(cwfed("data", "show", "--json", cwd=tmp_path).stdout)
     assert sum(map(sum, found["histogram"])) == 1797
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path):
+    done = cwfed("run", *SMALL, "--out", "a[/b]c", cwd=tmp_path)
+    assert "a[/b]c" in done.stdout
+
+
+def test_everything_speaks_json(tmp_path):
+    assert json.loads(cwfed("data", "list", "--json", cwd=tmp_path).stdout)[0]["name"] == "digits"
+    assert json.loads(cwfed("data", "prepare", "digits", "--json", cwd=tmp_path).stdout)["samples"] == 1797
+    found = json.loads(cwfed("algorithms", "--json", cwd=tmp_path).stdout)
+    assert found["fedamp"]["settings"] == {"name": "fedamp", "alpha": 1000.0, "lambda": 1.0, "sigma": 0.1}
 
 
 def test_data_list_and_prepare(tmp_path):
@@ -133,6 +145,8 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["compare", "--seeds", "a"], "must be whole numbers"),
         (["algorithms", "fedavgg"], "did you mean fedavg"),
         (["cost", "--shape", "3by3"], "must look like"),
+        (["run", "--resume", "--out", "typo"], "holds no run to resume"),
+        (["data", "show", "--out", "who"], "needs an ending"),
         (["cost", "--participants", "30"], "only 20 clients"),
         (["data", "show", "--out", "who.nonsense"], "cannot be written"),
         (["data", "prepare", "cifar11"], "did you mean cifar10"),

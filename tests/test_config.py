@@ -68,6 +68,11 @@ def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_
         ("run.engine=gpu", "'auto', 'loop' or 'threads'"),
         ("data=3", "data = 3 is not possible"),
         ("train.lr.more=3", "train.lr"),
+        ("algorithm=3", "algorithm = 3 is not possible"),
+        ("algorithm.objective=3", "an algorithm is a name or a table"),
+        ("algorithm.objective.name=3", "must be a text"),
+        ("algorithm.name=:x", "must look like"),
+        ("algorithm.name=.a:x", "must look like"),
         ("nonsense", "must look like section.key=value"),
         ("=3", "must look like section.key=value"),
     ],
@@ -85,5 +90,8 @@ def test_bad_files(tmp_path, content):
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError):
         load(path)
+    path.write_text("algorithm = 3")
+    with pytest.raises(ConfigError):
+        load(path, ["algorithm.name=fedavg"])
     with pytest.raises(ConfigError, match="does not exist"):
         load(tmp_path / "nothing.toml")

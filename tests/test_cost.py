@@ -27,6 +27,13 @@ def test_the_lean_form_needs_the_smaller_factor():
     assert table["cwfedavg (output), lean"].server == 11_176_512 + 20 * 513_000 + 20 * 1000
 
 
-def test_traffic_is_that_of_fedavg():
+def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
+    once = 7 * 878_538
+    others = {
+        "local": (0, 0),
+        "fedfomo": (50 * once, once),
+        "ifca, k = 2": (2 * once, once),
+        "fednh": (once, once + 70),
+    }
     for row in costs("cnn", InputShape((3, 32, 32)), 10, 50, 7, {}):
-        assert (row.down, row.up) == ((0, 0) if row.method == "local" else (7 * 878_538, 7 * 878_538))
+        assert (row.down, row.up) == others.get(row.method, (once, once))

@@ -11,11 +11,12 @@ import sys
 import time
 
 import pytest
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from cwfed import config as configs
-from cwfed import session
-from cwfed.errors import RunError
+from cwfed import events, session
+from cwfed.errors import ConfigError, RunError
 from cwfed.events import Note, Round
 from cwfed.folder import RunFolder
 from tests.conftest import small
@@ -204,10 +205,97 @@ def test_damaged_events_are_named(tmp_path, damage):
         session.run(None, tmp_path / "run", resume=True)
 
 
+def test_settings_that_turn_out_wrong_leave_the_folder_free(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean"):
+        session.run(small("algorithm.layers=outptu"), tmp_path / "run")
+    session.run(small("algorithm.layers=output"), tmp_path / "run")
+
+
+def test_resuming_where_there_is_no_run(tmp_path):
+    with pytest.raises(RunError, match="holds no run to resume"):
+        session.run(None, tmp_path / "typo", resume=True)
+
+
+def test_interrupted_while_an_event_is_written_loses_no_round(tmp_path, monkeypatch):
+    config = small("train.rounds=5")
+    session.run(config, tmp_path / "whole")
+    original = events.to_json
+
+    def interrupted(event):
+        if isinstance(event, Round) and event.round == 3:
+            raise KeyboardInterrupt
+        return original(event)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(events, "to_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.run(config, tmp_path / "run")
+    session.run(None, tmp_path / "run", resume=True)
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("left", [["config.toml"], ["config.toml", "manifest.json"]])
+def test_killed_before_the_first_event_it_can_be_resumed(tmp_path, left):
+    session.run(small(), tmp_path / "whole")
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).write_bytes((tmp_path / "whole" / name).read_bytes())
+    session.run(None, tmp_path / "run", resume=True)
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+def test_a_config_that_was_edited_does_not_match_the_checkpoints(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        session.run(small(), tmp_path / "run", on_event=interrupt_after(2))
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.9"))
+    with pytest.raises(RunError, match=r"do not match its config\.toml"):
+        session.run(None, tmp_path / "run", resume=True)
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        session.run(small(), tmp_path / "run", on_event=interrupt_after(2))
+    before = (tmp_path / "run" / "events.jsonl").read_bytes()
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.write_bytes(b"nonsense")
+    with pytest.raises(RunError, match="no checkpoint of the run is whole"):
+        session.run(None, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["summary.json", "manifest.json"])
+@pytest.mark.parametrize("content", ["{}", "[]", "nonsense"])
+def test_damaged_small_files_are_named(tmp_path, name, content):
+    session.run(small(), tmp_path / "run")
+    (tmp_path / "run" / name).write_text(content)
+    with pytest.raises(RunError, match=f"{name} is damaged"):
+        session.run(small("train.rounds=4"), tmp_path / "run", resume=True)
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(tmp_path, monkeypatch):
+    config = small("run.checkpoint_seconds=0")
+    session.run(config, tmp_path / "whole")
+
+    def full(*_, **__):
+        raise SafetensorError("I/O error: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cwfed.checkpoint.save_file", full)
+        with pytest.raises(RunError, match=r"No space left on device.*--resume"):
+            session.run(config, tmp_path / "run")
+    session.run(None, tmp_path / "run", resume=True)
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
 def test_diverged_training_keeps_what_was_done(tmp_path):
+    """A client that diverges in a later round: the rounds before it are in the folder."""
+    config = small("train.rounds=3", "run.checkpoint_seconds=0")
+    with pytest.raises(KeyboardInterrupt):
+        session.run(config, tmp_path / "run", on_event=interrupt_after(2))
+    assert RunFolder(tmp_path / "run").checkpoints.rounds() == [2, 1]
     with pytest.raises(RunError, match="round 1"):
-        session.run(small("train.lr=1e30"), tmp_path / "run")
-    assert RunFolder(tmp_path / "run").exists
+        session.run(small("train.lr=1e30"), tmp_path / "diverged")
 
 
 def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, monkeypatch):

@@ -5,8 +5,9 @@ import resource
 
 import pytest
 import torch
+from torch import nn
 
-from cwfed.errors import ConfigError
+from cwfed.errors import ConfigError, CwfedError
 from cwfed.simulation import Simulation, to_tree
 from cwfed.types import nbytes
 from tests.conftest import finish, leaves, small
@@ -55,6 +56,18 @@ def test_trained_of_an_absent_client_is_that_of_the_model_it_last_trained():
     for before, after in itertools.pairwise(events):
         for client in set(range(6)) - set(after.participants):
             assert after.trained.right[client] == before.trained.right[client]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-ft", "fedamp", "cwfedavg"])
+def test_rare_evaluation_gives_the_same_numbers_in_the_rounds_it_evaluates(algorithm):
+    """Also for `trained` of clients that trained in a round without evaluation."""
+    common = [f"algorithm.name={algorithm}", "train.participation=2", "train.rounds=6"]
+    _, every = finish(Simulation(small(*common)))
+    _, rare = finish(Simulation(small(*common, "run.evaluate_every=3")))
+    for often, seldom in zip(every, rare, strict=True):
+        if seldom.trained:
+            assert (often.received, often.trained) == (seldom.received, seldom.trained)
+    assert sum(e.trained is not None for e in rare) == 2
 
 
 def test_received_is_what_the_server_hands_out_next():
@@ -106,6 +119,49 @@ def test_ten_thousand_clients_at_one_per_cent(monkeypatch):
     assert grown < 400 * model  # two stacks of 100 participants and change; all clients' would be 10,000 models
 
 
+def never_uses_its_output(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    model.spare = nn.Linear(64, classes)
+    model.output_layer = "spare"
+    model.forward = lambda x: model[1](model[0](x))
+    return model
+
+
+def in_float64(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).double()
+    model.output_layer = "1"
+    return model
+
+
+def with_functional_dropout(shape, classes):
+    class Net(nn.Module):
+        output_layer = "fc"
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, classes)
+
+        def forward(self, x):
+            return self.fc(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+    return Net()
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "says"),
+    [
+        ("never_uses_its_output", [], "never uses its output layer 'spare'"),
+        ("in_float64", [], "cannot take samples of shape"),
+        ("with_functional_dropout", [], "global random generator.*nn.Dropout"),
+        ("with_batch_norm", ["train.batch_size=1"], "batch of one sample"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_told_so(model, more, says):
+    module = "tests.engine.test_engines" if model == "with_batch_norm" else __name__
+    with pytest.raises(CwfedError, match=says):
+        finish(Simulation(small("model.options={}", f"model.name={module}:{model}", *more)))
+
+
 def tensors(tree):
     if isinstance(tree, torch.Tensor):
         return [tree]
@@ -117,7 +173,8 @@ def tensors(tree):
     ("settings", "says"),
     [
         (["train.batch_size=500"], "larger than every client"),
-        (["train.participation=7"], "only 6 clients"),
+        (["train.participation=7"], "only 6 clients can take part"),
+        (["train.participation=5", "data.newcomers=2"], "only 4 clients can take part"),
         (["data.newcomers=6"], "leaves none of the 6 clients"),
         (["data.samples=5000"], "digits has only 1797"),
         (["algorithm.layers=conv9"], "has no layer 'conv9'"),

@@ -26,16 +26,24 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 def save(path: Path, tree: Tree) -> None:
     """Write a tree. The file appears under its name only when it is complete and on disk."""
     tensors: dict[str, Tensor] = {}
-    skeleton = _pack(tree, "", tensors)
+    skeleton = _pack(tree, "", tensors, set())
     meta = json.dumps({"tree": skeleton, "digest": digest(tensors)})
     scratch = path.with_name(f".{path.name}.new")
     try:
-        save_file(tensors, scratch, metadata={_KEY: meta})
+        write_tensors(scratch, tensors, {_KEY: meta})
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file; what goes wrong on the disk is an OSError, as everywhere."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(f"{path.name} cannot be written: {error}") from None
 
 
 def load(path: Path) -> Tree:
@@ -51,18 +59,19 @@ def load(path: Path) -> Tree:
         raise RunError(f"{path} is damaged ({error})") from None
 
 
-def _pack(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(tree: Tree, path: str, tensors: dict[str, Tensor], seen: set[int]) -> Any:
     if isinstance(tree, Tensor):
         tensor = tree.detach().contiguous()
         is_view = tensor.untyped_storage().nbytes() != tensor.nbytes
-        if is_view or any(tensor.data_ptr() == other.data_ptr() for other in tensors.values()):
+        if is_view or tensor.data_ptr() in seen:
             tensor = tensor.clone()  # the file format knows no shared memory
+        seen.add(tensor.data_ptr())
         tensors[path] = tensor
         return {"tensor": path}
     if isinstance(tree, dict):
-        return {"dict": {key: _pack(value, f"{path}/{key}", tensors) for key, value in tree.items()}}
+        return {"dict": {key: _pack(value, f"{path}/{key}", tensors, seen) for key, value in tree.items()}}
     if isinstance(tree, list | tuple):
-        return {"list": [_pack(value, f"{path}/{i}", tensors) for i, value in enumerate(tree)]}
+        return {"list": [_pack(value, f"{path}/{i}", tensors, seen) for i, value in enumerate(tree)]}
     return {"value": tree}
 
 
@@ -105,6 +114,8 @@ class Checkpoints:
     def save(self, round_: int, tree: Tree) -> None:
         """Write the checkpoint of a round and remove those that are no longer needed."""
         self.folder.mkdir(exist_ok=True)
+        for left_over in self.folder.glob(".round-*.new"):  # by a process that was killed while it wrote
+            left_over.unlink(missing_ok=True)
         save(self.path(round_), tree)
         for old in self.rounds()[self.keep :]:
             self.path(old).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -70,7 +71,9 @@ def run(
         print(json.dumps(summary))
         return
     _print_summary(summary)
-    out.print(f"\nEverything is in [bold]{folder}[/bold]: config.toml, events.jsonl, summary.json, models/")
+    out.print(
+        f"\nEverything is in [bold]{escape(str(folder))}[/bold]: summary.json, config.toml, events.jsonl, models"
+    )
 
 
 @app.command()
@@ -109,14 +112,18 @@ def demo(
 
 
 @data_app.command("list")
-def data_list() -> None:
+def data_list(as_json: JsonOption = False) -> None:
     """The data sets that have a name."""
     from cwfed.data.sources import HUB
 
+    named = [("digits", "inside scikit-learn", "images 8 x 8, always there")]
+    named += [(name, hub.repository, "text" if hub.text else "images") for name, hub in HUB.items()]
+    if as_json:
+        print(json.dumps([{"name": name, "from": origin, "kind": kind} for name, origin, kind in named]))
+        return
     table = Table("name", "from", "kind")
-    table.add_row("digits", "inside scikit-learn", "images 8 x 8, always there")
-    for name, hub in HUB.items():
-        table.add_row(name, hub.repository, "text" if hub.text else "images")
+    for row in named:
+        table.add_row(*row)
     table.add_row(
         "hub", "data.path = a hub name or a folder of parquet files", "data.image_column or data.text_column"
     )
@@ -146,6 +153,8 @@ def data_show(
         dataset, chosen.partition_spec(), chosen.run.seed, chosen.data.validation, chosen.data.samples
     )
     histogram = federation.histogram()
+    if picture and not picture.suffix:
+        raise CwfedError(f"the picture {picture} needs an ending: .png, .svg or .pdf")
     if picture:
         from cwfed.report import figures
 
@@ -160,14 +169,16 @@ def data_show(
     _print_heat_map(histogram.tolist(), dataset.class_names, dataset.name)
     nobody = [name for name, held in zip(dataset.class_names, histogram.sum(0), strict=True) if not held]
     if nobody:
-        out.print(f"Held by nobody: {', '.join(nobody)}")
+        out.print(f"Held by nobody: {escape(', '.join(nobody))}")
     if picture:
-        out.print(f"Drawn in {picture}")
+        out.print(f"Drawn in {escape(str(picture))}")
 
 
 @data_app.command("prepare")
 def data_prepare(
-    names: Annotated[list[str], typer.Argument(help="Names of data sets.")], data_dir: DataDirOption = None
+    names: Annotated[list[str], typer.Argument(help="Names of data sets.")],
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Decode data sets into the cache, so that runs start at once."""
     from cwfed import data
@@ -175,34 +186,60 @@ def data_prepare(
     for name in names:
         with err.status(f"decoding {name}"):
             found = data.load(data.SourceSpec(name), data_dir)
+        if as_json:
+            facts = {"samples": len(found.labels), "shape": found.inputs.shape[1:], "classes": found.classes}
+            print(json.dumps({"name": name, **facts, "digest": found.digest}))
+            continue
         shape = " x ".join(map(str, found.inputs.shape[1:]))
         out.print(f"{name}: {len(found.labels):,} samples of {shape}, {found.classes} classes, {found.digest[:12]}")
 
 
 @app.command()
-def algorithms(name: Annotated[str | None, typer.Argument(help="One algorithm, to be explained.")] = None) -> None:
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="One algorithm, to be explained.")] = None,
+    as_json: JsonOption = False,
+) -> None:
     """The algorithms, or one of them: its equations and settings."""
     import dataclasses
     import inspect
 
     from cwfed import algorithms as known
 
+    classes = known.ALGORITHMS if name is None else {name: known.find(name)}
+    described: dict[str, dict[str, Any]] = {
+        key: {
+            "what": (cls.__doc__ or "").split("\n")[0],
+            "reported_on": cls.phase,
+            "travels": cls.travels,
+            "costs": cls.work,
+            "settings": known.describe(known.build(key), key),
+        }
+        for key, cls in classes.items()
+    }
+    if as_json:
+        print(json.dumps(described))
+        return
     if name is None:
         table = Table("name", "what it does", "reported on")
-        for key, cls in known.ALGORITHMS.items():
-            table.add_row(key, (cls.__doc__ or "").split("\n")[0], cls.phase)
+        for key, facts in described.items():
+            table.add_row(key, facts["what"], facts["reported_on"])
         out.print(table)
         return
-    cls = known.find(name)
+    cls, facts = classes[name], described[name]
     out.print(inspect.getdoc(sys.modules[cls.__module__]), markup=False, highlight=False)
-    out.print(f"\nTravels: {cls.travels}.\nCosts: {cls.work}.\nReported on: {cls.phase}.\n", highlight=False)
-    fields = dataclasses.fields(cls)
-    if fields:
+    out.print(
+        f"\nTravels: {facts['travels']}.\nCosts: {facts['costs']}.\nReported on: {facts['reported_on']}.\n",
+        highlight=False,
+    )
+    if fields := dataclasses.fields(cls):
         table = Table("setting", "default", "meaning")
-        meanings = _attribute_docs(cls)
-        default = cls()
+        meanings, default = _attribute_docs(cls), known.build(name)
         for f in fields:
-            table.add_row(f"algorithm.{f.name}", str(getattr(default, f.name)), meanings.get(f.name, ""))
+            table.add_row(
+                f"algorithm.{known.setting(f.name)}",
+                escape(str(getattr(default, f.name))),
+                escape(meanings.get(f.name, "")),
+            )
         out.print(table)
 
 
@@ -247,10 +284,10 @@ def main() -> None:
     try:
         app()
     except Interrupted as interrupt:
-        err.print(f"interrupted: {_plain(str(interrupt))}", highlight=False, soft_wrap=True)
+        err.print(f"interrupted: {escape(str(interrupt))}", highlight=False, soft_wrap=True)
         sys.exit(130)
     except CwfedError as error:
-        err.print(f"[red]error:[/red] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -259,10 +296,6 @@ def main() -> None:
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 # --- helpers ---------------------------------------------------------------------------------------------
@@ -307,11 +340,15 @@ def _compare(
     title = f"{config.data.name}, {config.data.partition}, {config.data.clients} clients"
     records = [read_run(row["runs"][0], row["label"]) for row in rows]
     (folder / "comparison.json").write_text(json.dumps(rows, indent=1))
+    (folder / "comparison.md").write_text(tables.markdown(rows))
     page.write(folder / "report.html", title, rows, records)
     figures.overview(records, folder / "overview.png")
     if not quiet:
         out.print(tables.terminal(rows, title))
-        out.print(f"\nReport: [bold]{folder / 'report.html'}[/bold], picture: {folder / 'overview.png'}")
+        where = escape(str(folder))
+        out.print(
+            f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"
+        )
     return rows
 
 
@@ -343,14 +380,15 @@ def _progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Ev
                         text = f"received {event.received.accuracy:.1%}, trained {event.trained.accuracy:.1%}"
                         bars.update(task, accuracy=text)
                 elif isinstance(event, Note):
-                    err.print(f"note: {_plain(event.message)}", highlight=False, soft_wrap=True)
+                    err.print(f"note: {escape(event.message)}", highlight=False, soft_wrap=True)
 
             return on_event
 
         try:
             yield watch
         except KeyboardInterrupt:
-            raise Interrupted(f"what is done is in {folder}; {go_on}") from None
+            begun = folder.exists() and any(folder.rglob("config.toml"))
+            raise Interrupted(f"what is done is in {folder}; {go_on}" if begun else "nothing was done yet") from None
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
@@ -383,10 +421,12 @@ def _print_heat_map(histogram: list[list[int]], classes: tuple[str, ...], name: 
     """Shades of blue; numbers where there is room for them."""
     top = max(map(max, histogram))
     numbers = len(classes) <= 20
-    table = Table(title=f"{name}: samples of each class at each client", box=None, padding=(0, 1) if numbers else 0)
+    table = Table(
+        title=f"{escape(name)}: samples of each class at each client", box=None, padding=(0, 1) if numbers else 0
+    )
     table.add_column("client", justify="right")
     for k in classes if numbers else range(len(classes)):
-        table.add_column(str(k)[:8] if numbers else "", justify="right")
+        table.add_column(escape(str(k)[:8]) if numbers else "", justify="right")
     table.add_column("all", justify="right")
     for client, row in enumerate(histogram):
         shades = [

@@ -35,7 +35,7 @@ class Entry:
 def parse_entries(text: str, config: Config) -> list[Entry]:
     """ "fedavg,cwfedavg:wdr=0" -> entries. The config's own settings go to the algorithm it names."""
     entries = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):  # not inside brackets
         # a setting is separated by a colon too, so the user's own "module:Class" is taken off first
         name, *rest = item.split(":")
         if rest and "=" not in rest[0]:

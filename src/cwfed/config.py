@@ -90,8 +90,8 @@ class TrainSection(Section):
     lr: float = Field(0.005, gt=0)
     batch_size: int = Field(10, ge=1)
     epochs: int = Field(1, ge=1)
-    batch_norm: Literal["local", "average"] = "local"
-    """Running statistics of norm layers stay with the client, or are averaged like FedAvg."""
+    batch_norm: Literal["average", "local"] = "average"
+    """Running statistics of norm layers are averaged like FedAvg, or stay with the client."""
 
 
 class RunSection(Section):
@@ -156,12 +156,6 @@ class Config(Section):
             self.train.batch_size,
         )
 
-    def changed(self, section: str, **values: Any) -> Config:
-        """A copy with some values of a section replaced."""
-        table = self.model_dump()
-        table[section] = table[section] | values
-        return from_table(table)
-
     def to_toml(self) -> str:
         """All settings as a config file."""
         return tomli_w.dumps(self.model_dump())
@@ -209,7 +203,8 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
 def _apply(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     parsed = [_parse(setting) for setting in settings]
     for keys, value in parsed:
-        if keys == ["algorithm", "name"] and table.get("algorithm", {}).get("name", "cwfedavg") != value:
+        named = table.get("algorithm", {})
+        if keys == ["algorithm", "name"] and isinstance(named, dict) and named.get("name", "cwfedavg") != value:
             table["algorithm"] = {}  # the file's hyper-parameters belong to the algorithm it names
     for keys, value in parsed:
         at = table

@@ -20,8 +20,8 @@ class PhaseResult:
     """Right test answers / test samples, over all evaluated clients."""
     validation: float | None
     """The same on the held-out part of the training data; None where nothing is held out."""
-    loss: float
-    """Mean test cross-entropy."""
+    loss: float | None
+    """Mean test cross-entropy; None where it is beyond all bounds."""
     right: list[int]
     """Right test answers of each evaluated client; `Started` has how many samples each has."""
 

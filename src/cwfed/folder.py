@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -14,11 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import save_file
-
 from cwfed import config as configs
 from cwfed import events
-from cwfed.checkpoint import Checkpoints, digest
+from cwfed.checkpoint import Checkpoints, digest, write_tensors
 from cwfed.config import Config
 from cwfed.errors import RunError
 from cwfed.events import Event
@@ -75,14 +74,18 @@ class RunFolder:
         scratch.write_text(text, encoding="utf-8")
         os.replace(scratch, self.path / name)
 
-    def read_json(self, name: str) -> Any:
-        """A JSON file of the run."""
+    def read_json(self, name: str, *keys: str) -> Any:
+        """A JSON file of the run, which has at least these keys."""
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} has no {name}: it is not a finished run of cwfed") from None
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path / name} is damaged ({error})") from None
+        for key in keys:
+            if not isinstance(found, dict) or key not in found:
+                raise RunError(f"{self.path / name} is damaged: it has no {key!r}")
+        return found
 
     def config(self) -> Config:
         """The config of the run here."""
@@ -93,9 +96,9 @@ class RunFolder:
     def check_same(self, config: Config) -> None:
         """A resumed run must be the same experiment."""
         ours, theirs = _flat(config.model_dump()), _flat(self.config().model_dump())
-        for key in sorted(ours.keys() | theirs.keys()):
+        for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
             mine, there = ours.get(key), theirs.get(key)
-            if mine == there or key in FREE_TO_CHANGE or _grew(key, mine, there):
+            if mine == there or _grew(key, mine, there):
                 continue
             raise RunError(
                 f"{self.path} holds another experiment: {key} is {there!r} there and {mine!r} here; "
@@ -121,23 +124,33 @@ class RunFolder:
 
     # --- checkpoints
 
-    def save(self, progress: Progress) -> None:
-        """A checkpoint; it remembers how long events.jsonl was, to cut off what came after it."""
-        log = self._log()
-        os.fsync(log.fileno())
-        self.checkpoints.save(progress.round, to_tree(progress) | {"events": log.tell()})
+    def position(self) -> int:
+        """How long events.jsonl is now."""
+        return self._log().tell()
 
-    def restore(self) -> tuple[Progress | None, list[str]]:
-        """The newest whole checkpoint, events.jsonl cut back to it; None starts again from the beginning."""
+    def save(self, progress: Progress, position: int) -> None:
+        """A checkpoint; it remembers how long events.jsonl was then, to cut off what came after it."""
+        os.fsync(self._log().fileno())
+        facts = {"events": position, "experiment": experiment(self.config())}
+        self.checkpoints.save(progress.round, to_tree(progress) | facts)
+
+    def restore(self, config: Config) -> tuple[Progress | None, list[str]]:
+        """The newest whole checkpoint, events.jsonl cut back to it; None where the run did not get that far."""
         tree, complaints = self.checkpoints.newest()
         path = self.path / "events.jsonl"
         if tree is None:
+            if complaints:
+                raise RunError(f"no checkpoint of the run is whole: {complaints[0]}; start again in another folder")
             path.unlink(missing_ok=True)
             return None, complaints
+        if tree["experiment"] != experiment(config):
+            raise RunError(f"the checkpoints in {self.path} do not match its config.toml, which was changed since")
         if not path.exists() or path.stat().st_size < tree["events"]:
             raise RunError(f"{path} is shorter than the checkpoint of round {tree['round']} says: it was damaged")
         os.truncate(path, tree["events"])
-        self.events()  # says which line is damaged, if one is
+        done = [event.round for event in self.events() if isinstance(event, events.Round)]
+        if done != list(range(1, tree["round"] + 1)):
+            raise RunError(f"{path} is damaged: it does not have the rounds 1 to {tree['round']}")
         return from_tree(tree), complaints
 
     # --- final models
@@ -153,11 +166,17 @@ class RunFolder:
             content = digest(model)
             if content not in files:
                 files[content] = f"client-{client:05d}.safetensors"
-                save_file({name: w.contiguous() for name, w in model.items()}, scratch / files[content])
+                write_tensors(scratch / files[content], {name: w.contiguous() for name, w in model.items()})
             index[str(client)] = files[content]
         (scratch / "index.json").write_text(json.dumps(index, indent=1))
         shutil.rmtree(final, ignore_errors=True)
         scratch.rename(final)
+
+
+def experiment(config: Config) -> str:
+    """A hash of all settings that a resumed run must share."""
+    settings = {k: v for k, v in _flat(config.model_dump()).items() if k not in FREE_TO_CHANGE | {"train.rounds"}}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _grew(key: str, now: Any, before: Any) -> bool:

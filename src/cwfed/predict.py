@@ -58,7 +58,7 @@ def load_model(
     With neither a client nor a histogram, the model for a newcomer who says nothing about itself.
     """
     folder = RunFolder(run)
-    config, facts = folder.config(), folder.read_json("manifest.json")
+    config, facts = folder.config(), folder.read_json("manifest.json", "data", "model")
     shape = InputShape(tuple(facts["data"]["shape"]), facts["data"]["vocabulary"])
     names = facts["data"]["classes"]
     network = models.build(facts["model"]["name"], shape, len(names), config.model.options)
@@ -66,7 +66,12 @@ def load_model(
     if client is not None and class_counts is not None:
         raise RunError("give a client or a label histogram, not both")
     params = _newcomer(folder, class_counts) if client is None else _of_client(folder, client)
-    network.load_state_dict(params, strict=False)
+    if client is None and config.train.batch_norm == "local":
+        params = models.statistics(network) | params  # nobody else's statistics are to be had
+    missing, unexpected = network.load_state_dict(params, strict=False)
+    lacking = [name for name in missing if not name.endswith("num_batches_tracked")]
+    if lacking or unexpected:
+        raise RunError(f"the model in {folder.path} does not fit the network: {(lacking + unexpected)[0]} differs")
     words = folder.read_json("vocabulary.json") if shape.vocabulary else ()
     return PersonalModel(network, names, words)
 

@@ -47,7 +47,9 @@ def run(
         if folder.exists:
             config = _check_existing(folder, config, resume)
             if folder.finished and not _more_to_do(folder, config):
-                return dict(folder.read_json("summary.json"))
+                return dict(folder.read_json("summary.json", "reported"))
+        elif resume and config is None:
+            raise RunError(f"{folder.path} holds no run to resume: give its config, or the folder of another run")
         elif stray := [p.name for p in folder.path.iterdir() if not p.name.startswith(".")]:
             raise RunError(
                 f"{folder.path} holds files that are no run of cwfed, such as {stray[0]}: choose another --out"
@@ -72,7 +74,7 @@ def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> C
 
 
 def _more_to_do(folder: RunFolder, config: Config) -> bool:
-    more_rounds = config.train.rounds > folder.read_json("summary.json")["rounds"]
+    more_rounds = config.train.rounds > folder.read_json("summary.json", "rounds")["rounds"]
     return more_rounds or (config.run.save_models == "all" and not (folder.path / "models").exists())
 
 
@@ -99,27 +101,30 @@ def _in_folder(config: Config, folder: RunFolder, data_dir: str | None, on_event
 
     simulation = Simulation(config, data_dir)
     try:
+        start = simulation.start()  # what is wrong with the settings shows before anything is written
         progress, notes = _prepare(folder, simulation)
         if progress is None:
-            progress = simulation.start()
+            progress = start
             tell(simulation.started())
         else:
             on_event(simulation.started())
         for note in notes:
             tell(Note(note))
 
-        last_saved = time.monotonic()
+        last_saved, written = time.monotonic(), folder.position()
         try:
-            for progress, event in simulation.rounds(progress):
-                tell(event)
+            for reached, event in simulation.rounds(progress):
+                folder.append(event)
+                progress, written = reached, folder.position()  # together: what a checkpoint knows, the events have
+                on_event(event)
                 if time.monotonic() - last_saved >= config.run.checkpoint_seconds:
-                    folder.save(progress)
+                    folder.save(progress, written)
                     last_saved = time.monotonic()
         except KeyboardInterrupt:
             if progress.round:
-                folder.save(progress)
+                folder.save(progress, written)
             raise
-        folder.save(progress)
+        folder.save(progress, written)
 
         if joined := simulation.welcome(progress):
             tell(joined)
@@ -136,24 +141,24 @@ def _in_folder(config: Config, folder: RunFolder, data_dir: str | None, on_event
 def _prepare(folder: RunFolder, simulation: Simulation) -> tuple[Progress | None, list[str]]:
     """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
     facts = _manifest(simulation)
-    config = simulation.config.to_toml()
-    if not folder.exists:
+    is_new = not folder.exists
+    folder.write("config.toml", simulation.config.to_toml())  # first: from now on the folder is a run
+    if not (folder.path / "manifest.json").exists():
         folder.write("manifest.json", json.dumps(facts, indent=1))
-        if simulation.federation.data.words:
-            folder.write("vocabulary.json", json.dumps(simulation.federation.data.words))
-        folder.write("config.toml", config)
+    if words := simulation.federation.data.words:
+        folder.write("vocabulary.json", json.dumps(words))
+    if is_new:
         return None, []
-    then = folder.read_json("manifest.json")
+    then = folder.read_json("manifest.json", "data", "split", "machine")
     for what in ("data", "split"):
         if then[what]["digest"] != facts[what]["digest"]:
             raise RunError(
                 f"{folder.path} was made with another {what}: the hash in its manifest differs from this one"
             )
-    progress, notes = folder.restore()
+    progress, notes = folder.restore(simulation.config)
     before, now = then["machine"]["instruction_set"], facts["machine"]["instruction_set"]
     if progress and before != now:
         notes.append(f"resumed on another kind of CPU ({before}, now {now}): the last bits may differ from here on")
-    folder.write("config.toml", config)
     (folder.path / "summary.json").unlink(missing_ok=True)
     return progress, notes
 

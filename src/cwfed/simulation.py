@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cwfed import data, engine, mixing, models
 from cwfed.config import Config
@@ -33,7 +35,7 @@ class Progress:
     kept: dict[int, Params] = field(default_factory=dict)
     """By client, what stays with it: its model if the algorithm keeps one, its running statistics."""
     trained: dict[int, Score] = field(default_factory=dict)
-    """By client, how good the model it last trained was."""
+    """By client, how good the model it keeps is, where that was measured."""
 
 
 class Simulation:
@@ -65,6 +67,7 @@ class Simulation:
         train = config.train
         self.device = engine.find_device(config.run.device)
         how = LocalTraining(seed, train.lr, train.batch_size, train.epochs)
+        self._try_model(template)
         self.engine = engine.choose(
             config.run.engine, config.run.workers, self.algorithm, template, self.federation, self.device, how
         )
@@ -92,19 +95,40 @@ class Simulation:
 
     def _check_sizes(self) -> None:
         """What only shows when the data are there."""
-        if self.config.train.participation > self.clients:
-            count = f"{self.config.train.participation:g}"
-            raise ConfigError(f"train.participation = {count}, but there are only {self.clients} clients")
-        if self.config.data.newcomers >= self.clients:
-            raise ConfigError(
-                f"data.newcomers = {self.config.data.newcomers} leaves none of the {self.clients} clients"
-            )
+        newcomers, wanted = self.config.data.newcomers, self.config.train.participation
+        members = self.clients - newcomers
+        if members < 1:
+            raise ConfigError(f"data.newcomers = {newcomers} leaves none of the {self.clients} clients")
+        if wanted > max(1, members):
+            raise ConfigError(f"train.participation = {wanted:g}, but only {members} clients can take part")
         size = self.config.train.batch_size
         largest = max(len(shard.train) for shard in self.federation.shards)
         if size > largest:
             raise ConfigError(
                 f"train.batch_size = {size} is larger than every client: the largest has {largest} training samples"
             )
+
+    def _try_model(self, model: torch.nn.Module) -> None:
+        """Two samples through the network: what does not fit shows here, and not as a riddle in round 1."""
+        network = copy.deepcopy(model)
+        seen: list[Tensor] = []
+        network.get_submodule(self.task.output).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        samples = data.Samples(self.federation.data.inputs[:2], self.federation.data.labels[:2], torch.device("cpu"))
+        try:
+            logits = network.eval()(samples.batch(np.arange(2))[0])
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            what = f"the model {self.model_name} cannot take samples of shape {self.federation.shape.dims}"
+            raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from None
+        if not seen:
+            raise ConfigError(f"the model {self.model_name} never uses its output layer {self.task.output!r}")
+        if logits.shape != (2, self.task.classes) or logits.dtype != torch.float32:
+            raise ConfigError(
+                f"the model {self.model_name} must give float32 logits for {self.task.classes} classes, "
+                f"it gives {logits.dtype} of shape {tuple(logits.shape)}"
+            )
+        smallest = min(self.config.train.batch_size, *(len(shard.train) for shard in self.federation.shards))
+        if smallest == 1 and any(isinstance(m, _BatchNorm) for m in model.modules()):
+            raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
 
     def _choose_evaluated(self) -> list[int]:
         wanted = self.config.run.evaluate_clients or len(self.members)
@@ -150,7 +174,7 @@ class Simulation:
         # 1. Choose who takes part, and who of them will be lost on the way.
         invited = self._sample(number)
         lost = [c for c in invited if self._is_lost(number, c)]
-        participants = [c for c in invited if c not in set(lost)]
+        participants = sorted(set(invited) - set(lost))
         down = sum(self.algorithm.send(before.server, c).nbytes for c in lost)
         clock.lap("send")
 
@@ -161,13 +185,12 @@ class Simulation:
         kept = before.kept | {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
         clock.lap("train")
 
-        # 3. Measure the trained models. A client that did not train has the model it trained last.
+        # 3. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
         evaluate = number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
-        trained = before.trained
+        took_part = set(participants)
+        trained = {c: s for c, s in before.trained.items() if c not in took_part}
         if evaluate:
-            trained = trained | self._measure_trained(participants, stack, kept)
-        else:  # a model that was trained but not measured: its old score is no longer its own
-            trained = {c: s for c, s in trained.items() if c not in set(participants)}
+            trained = trained | self._measure_trained(participants, stack, kept, known=trained)
         clock.lap("evaluate")
 
         # 4. The server aggregates what arrived; a round without any participant changes nothing.
@@ -178,7 +201,7 @@ class Simulation:
         clock.lap("aggregate")
 
         # 5. Measure the models that the server hands out next.
-        after = Progress(number, server, kept, trained)
+        after = Progress(number, server, kept, trained if self.algorithm.keeps_model else {})
         received_result = trained_result = None
         if evaluate:
             received = self._measure_received(after)
@@ -262,12 +285,18 @@ class Simulation:
         return dict(zip(self.evaluated, self.engine.measure(candidates), strict=True))
 
     def _measure_trained(
-        self, participants: Sequence[int], stack: Params, kept: dict[int, Params]
+        self, participants: Sequence[int], stack: Params, kept: dict[int, Params], known: dict[int, Score]
     ) -> dict[int, Score]:
+        """Scores of the models just trained, and of kept ones that were trained in a round without evaluation."""
         evaluated = set(self.evaluated)
         rows = {c: row for row, c in enumerate(participants) if c in evaluated}
+        own: dict[int, Params] = {}
+        if self.algorithm.keeps_model:
+            stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
+            own = {c: {n: kept[c][n] for n in self._travelling} for c in stale}
         candidates = [Candidate(c, partial(_row, stack, row), self._statistics(kept, c)) for c, row in rows.items()]
-        return dict(zip(rows, self.engine.measure(candidates), strict=True))
+        candidates += [Candidate(c, partial(_as_it_is, model), self._statistics(kept, c)) for c, model in own.items()]
+        return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
         shards = [self.federation.shards[c] for c in self.evaluated]
@@ -277,7 +306,7 @@ class Simulation:
         return PhaseResult(
             accuracy=sum(s.test_right for s in ordered) / tests,
             validation=sum(s.validation_right for s in ordered) / validations if validations else None,
-            loss=sum(s.test_loss for s in ordered) / tests,
+            loss=_finite(sum(s.test_loss for s in ordered) / tests),
             right=[s.test_right for s in ordered],
         )
 
@@ -373,6 +402,10 @@ def _row(stack: Params, row: int, view: ClientView) -> Params:
 
 def _as_it_is(model: Params, view: ClientView) -> Params:
     return model
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -64,7 +64,7 @@ class Task:
             for want in wanted:
                 found = [name for name in names if name == want or name.startswith(f"{want}.")]
                 if not found:
-                    known = [*names, "all", "none", "output"]
+                    known = {*names, "all", "none", "output"}
                     raise ConfigError(f"the model has no layer {want!r}: {did_you_mean(want, known)}")
                 chosen += found
         return tuple(name for layer in names if layer in chosen for name in self.layers[layer])

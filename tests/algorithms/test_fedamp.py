@@ -51,14 +51,14 @@ def test_the_pull_has_a_value_and_a_gradient():
 
 def test_without_the_pull_it_is_local_training():
     local, _ = finish(Simulation(small("algorithm.name=local")))
-    alone, _ = finish(Simulation(small("algorithm.name=fedamp", "algorithm.lambda_=0")))
+    alone, _ = finish(Simulation(small("algorithm.name=fedamp", "algorithm.lambda=0")))
     assert leaves(local.kept) == leaves(alone.kept)
 
 
 def test_the_pull_changes_training():
     """Fails where the penalty has no gradient."""
-    alone, _ = finish(Simulation(small("algorithm.name=fedamp", "algorithm.lambda_=0")))
-    pulled, _ = finish(Simulation(small("algorithm.name=fedamp", "algorithm.lambda_=1000")))
+    alone, _ = finish(Simulation(small("algorithm.name=fedamp", "algorithm.lambda=0")))
+    pulled, _ = finish(Simulation(small("algorithm.name=fedamp", "algorithm.lambda=1000")))
     assert leaves(alone.kept) != leaves(pulled.kept)
 
 

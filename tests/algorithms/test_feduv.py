@@ -59,7 +59,7 @@ def test_the_penalty_is_their_weighted_sum():
 
 def test_without_its_terms_it_is_fedavg():
     fedavg, _ = finish(Simulation(small("algorithm.name=fedavg")))
-    feduv, _ = finish(Simulation(small("algorithm.name=feduv", "algorithm.mu=0", "algorithm.lambda_=0")))
+    feduv, _ = finish(Simulation(small("algorithm.name=feduv", "algorithm.mu=0", "algorithm.lambda=0")))
     assert leaves(fedavg.server) == leaves(feduv.server)
 
 
@@ -78,7 +78,7 @@ def test_what_is_more_than_a_local_objective_cannot_be_combined(objective):
 
 
 def test_a_combination_is_written_out_in_full():
-    assert small("algorithm.objective=feduv").algorithm["objective"] == {"name": "feduv", "mu": 2.5, "lambda_": 0.5}
+    assert small("algorithm.objective=feduv").algorithm["objective"] == {"name": "feduv", "mu": 2.5, "lambda": 0.5}
     assert CwFedAvg(objective=FedUV()).objective == FedUV()
 
 

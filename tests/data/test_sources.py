@@ -116,6 +116,10 @@ def test_own_parquet_with_named_columns(tmp_path):
     write_parquet(tmp_path / "mine", ["part"], column="photo", label="kind")
     found = load(SourceSpec("hub", str(tmp_path / "mine"), image_column="photo", label_column="kind"))
     assert found.inputs.shape == (12, 6, 5, 3)
+    (file,) = (tmp_path / "mine").iterdir()
+    assert load(SourceSpec("hub", str(file), image_column="photo", label_column="kind")).digest == found.digest
+    with pytest.raises(DataError, match="does not hold images"):
+        load(SourceSpec("hub", str(file), image_column="kind", label_column="kind"))
     with pytest.raises(DataError, match="no column 'foto': did you mean photo"):
         load(SourceSpec("hub", str(tmp_path / "mine"), image_column="foto", label_column="kind"))
 
@@ -135,6 +139,34 @@ def test_a_folder_of_class_folders(tmp_path):
     (tmp_path / "pets" / "cat" / "odd.png").write_bytes(b"not a picture")
     with pytest.raises(DataError, match=r"odd\.png cannot be decoded"):
         load(SourceSpec("imagefolder", str(tmp_path / "pets")))
+
+
+def test_sixteen_bit_pictures_are_scaled_and_others_refused(tmp_path):
+    (tmp_path / "x" / "a").mkdir(parents=True)
+    (tmp_path / "x" / "b").mkdir()
+    (tmp_path / "x" / ".hidden").mkdir()
+    for kind, value in (("a", 0), ("b", 65535), (".hidden", 1)):
+        Image.fromarray(np.full((4, 4), value, np.uint16)).save(tmp_path / "x" / kind / "1.png")
+    found = load(SourceSpec("imagefolder", str(tmp_path / "x")))
+    assert (found.inputs.min(), found.inputs.max(), found.class_names) == (0, 255, ("a", "b"))
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "x" / "a" / "1.tiff")
+    with pytest.raises(DataError, match="no fixed range"):
+        load(SourceSpec("imagefolder", str(tmp_path / "x")))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("", "is empty"), ("text,label\nhello,\n", "sample 1 has no label"), ("text,label\n", "no samples")],
+)
+def test_odd_csv_files(tmp_path, content, says):
+    (tmp_path / "odd.csv").write_text(content)
+    with pytest.raises(DataError, match=says):
+        load(SourceSpec("csv", str(tmp_path / "odd.csv")))
+
+
+def test_a_csv_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "bom.csv").write_text("text,label\na b,x\nc d,y\n", encoding="utf-8-sig")
+    assert load(SourceSpec("csv", str(tmp_path / "bom.csv"))).class_names == ("x", "y")
 
 
 def test_a_csv_of_text_and_label(tmp_path):
@@ -183,6 +215,7 @@ def test_a_function_of_the_user():
         ("short_labels", "60 samples but 2 labels"),
         ("not_finite", "not finite"),
         ("nowhere", "has no 'nowhere'"),
+        ("RNG", "is not a function"),
     ],
 )
 def test_a_function_that_gives_something_else(name, says):
@@ -221,6 +254,8 @@ def test_a_run_on_a_pfllib_folder(tmp_path):
     config = small("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "train.batch_size=5")
     summary = session.run(config)
     assert (summary["clients"], summary["dataset"]) == (3, "MNIST")
+    with pytest.raises(ConfigError, match="comes with its own split"):
+        session.run(small("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "data.samples=5"))
 
 
 class Evil:
@@ -245,7 +280,9 @@ def test_a_hostile_pfllib_file_runs_no_code(tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no data", "not a dict", "missing", "no config"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "no data", "not a dict", "missing", "no config", "lengths", "nobody"]
+)
 def test_damaged_pfllib_folders_are_named(tmp_path, damage):
     folder = tmp_path / "MNIST"
     write_pfllib(folder)
@@ -259,6 +296,10 @@ def test_damaged_pfllib_folders_are_named(tmp_path, damage):
         np.savez(victim, data=np.zeros(3))
     elif damage == "missing":
         victim.unlink()
+    elif damage == "lengths":
+        np.savez(victim, data={"x": np.zeros((3, 1, 6, 6)), "y": [0, 1]})
+    elif damage == "nobody":
+        (folder / "config.json").write_text('{"num_clients": 0, "num_classes": 2}')
     else:
         (folder / "config.json").write_text("{}")
     with pytest.raises(DataError, match="PFLlib"):

@@ -35,7 +35,9 @@ def outcome(*settings):
     return leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
 
 
-@pytest.mark.parametrize("model", ["with_dropout", "with_batch_norm"])
+@pytest.mark.parametrize(
+    "model", ["with_dropout", "with_dropout_2d", "with_batch_norm", "with_cumulative_batch_norm"]
+)
 def test_same_bits_for_any_number_of_workers(model):
     name = f"model.name={__name__}:{model}"
     loop = outcome(name, "run.engine=loop")
@@ -43,7 +45,21 @@ def test_same_bits_for_any_number_of_workers(model):
         assert outcome(name, "run.engine=threads", f"run.workers={workers}") == loop
 
 
-def test_dropout_really_drops_and_differs_by_round():
+def with_dropout_2d(shape, classes):
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(8 * 36, classes))
+    model.output_layer = "3"
+    return model
+
+
+def with_cumulative_batch_norm(shape, classes):
+    """momentum=None averages over all batches by a count that is a whole number, not a statistic."""
+    norm = nn.BatchNorm1d(32, momentum=None)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), norm, nn.ReLU(), nn.Linear(32, classes))
+    model.output_layer = "4"
+    return model
+
+
+def test_dropout_really_drops():
     config = small("model.options={}", f"model.name={__name__}:with_dropout", "run.engine=loop")
     simulation = Simulation(config)
     bench = simulation.engine._benches[0]
@@ -58,7 +74,7 @@ def test_dropout_really_drops_and_differs_by_round():
 
 def test_local_statistics_stay_with_the_client_and_travel_nowhere():
     name = f"model.name={__name__}:with_batch_norm"
-    local, _ = finish(Simulation(small("model.options={}", name, "algorithm.name=fedavg")))
+    local, _ = finish(Simulation(small("model.options={}", name, "algorithm.name=fedavg", "train.batch_norm=local")))
     average, _ = finish(
         Simulation(small("model.options={}", name, "algorithm.name=fedavg", "train.batch_norm=average"))
     )
@@ -127,6 +143,26 @@ def test_a_client_smaller_than_a_batch_trains_on_all_it_has():
     assert sorted(only.tolist()) == list(range(7))
 
 
+def test_newcomers_are_served_with_batch_norm():
+    """Averaged statistics by default: a client that never trained has no statistics of its own."""
+    name = f"model.name={__name__}:with_batch_norm"
+    settings = ["model.options={}", name, "algorithm.name=fedavg", "data.partition=iid", "data.newcomers=2"]
+    simulation = Simulation(small(*settings, "train.rounds=6"))
+    progress = simulation.start()
+    for progress, _ in simulation.rounds(progress):
+        pass
+    joined = simulation.welcome(progress)
+    simulation.close()
+    assert joined.histogram > 0.8
+
+
+def test_divergence_in_the_last_batch_is_noticed_too():
+    """The losses before it were finite; the weights after it are not."""
+    settings = ["data.partition=iid", "data.clients=100", "algorithm.name=fedavg", "train.lr=1e30"]
+    with pytest.raises(Diverged, match=r"client \d+ in round \d"):
+        finish(Simulation(small(*settings)))
+
+
 @pytest.mark.parametrize("engine", ["loop", "threads"])
 def test_diverged_training_names_client_and_round(engine):
     simulation = Simulation(small(f"run.engine={engine}", "train.lr=1e30"))
@@ -151,3 +187,5 @@ def test_a_closed_simulation_lets_go_of_its_data_at_once(engine):
 def test_an_unknown_device_is_one_sentence():
     with pytest.raises(ConfigError, match=r"run\.device = 'cuda:7' cannot be used here"):
         Simulation(small("run.device=cuda:7"))
+    with pytest.raises(ConfigError, match="must be cpu, cuda or mps"):
+        Simulation(small("run.device=meta"))

@@ -124,8 +124,12 @@ def test_a_model_whose_output_layer_cannot_be_found(name, says):
         ("fasttext", COLOUR, {}, "needs text"),
         ("mlp", InputShape((9,), 50), {}, "needs vectors or images"),
         ("mlp", InputShape((9,)), {"hiden": 3}, "did you mean hidden"),
+        ("mlp", InputShape((9,)), {"hidden": "abc"}, "cannot be built with"),
+        ("mlp", InputShape((9,)), {"hidden": -5}, "cannot be built with"),
+        ("builtins:int", InputShape((9,)), {}, "not a function of"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_a_model_that_does_not_fit(name, shape, options, says):
     with pytest.raises(ConfigError, match=says):
         build(name, shape, 10, options)

@@ -77,6 +77,8 @@ def test_entries_take_settings_and_the_config_s_own():
     entries = compare.parse_entries("cwfedavg, cwfedavg:wdr=0:layers=all, fedprox:mu=0.1", config)
     assert [e.settings.get("wdr") for e in entries] == [7.0, 0, None]
     assert entries[1].settings["layers"] == "all"
+    (one,) = compare.parse_entries("cwfedavg:layers=['fc','output']", config)
+    assert one.settings["layers"] == ["fc", "output"]
     assert entries[2].settings == {"name": "fedprox", "mu": 0.1}
     for bad in ("cwfedavg:wdr", "nothing", "fedprox:nu=1"):
         with pytest.raises(ConfigError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from keyword import iskeyword
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -73,18 +74,34 @@ def build(options: dict[str, Any] | str) -> FedAvg:
     """
     if isinstance(options, str):
         options = {"name": options}
+    if not isinstance(options, dict):
+        raise ConfigError(f"an algorithm is a name or a table with a name, not {options!r}")
     options = dict(options)
     name = options.pop("name", "cwfedavg")
+    if not isinstance(name, str):
+        raise ConfigError(f"the name of an algorithm must be a text, it is {name!r}")
     cls = find(name)
-    types = typing.get_type_hints(cls)
+    try:
+        types = typing.get_type_hints(cls)
+    except NameError as error:
+        raise ConfigError(f"algorithm {name!r}: the type of a setting is unknown ({error})") from None
     known = [f.name for f in dataclasses.fields(cls)]
     values = {}
     for key, value in options.items():
-        if key not in known:
-            what = did_you_mean(key, known) if known else "it has none"
+        field = f"{key}_" if iskeyword(key) else key  # the papers' lambda is lambda_ in Python
+        if field not in known:
+            what = did_you_mean(key, map(setting, known)) if known else "it has none"
             raise ConfigError(f"unknown setting algorithm.{key} for {name}: {what}")
-        values[key] = _value(f"algorithm.{key}", types[key], value)
-    return cls(**values)
+        values[field] = _value(f"algorithm.{key}", types[field], value)
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"algorithm {name!r} cannot be made: {error}") from None
+
+
+def setting(field: str) -> str:
+    """A field's name in the config: lambda_ is lambda there."""
+    return field.removesuffix("_")
 
 
 def describe(algorithm: FedAvg, name: str) -> dict[str, Any]:
@@ -94,7 +111,8 @@ def describe(algorithm: FedAvg, name: str) -> dict[str, Any]:
         value = getattr(algorithm, f.name)
         if isinstance(value, FedAvg):
             value = describe(value, name_of(value))
-        table[f.name] = list(value) if isinstance(value, tuple) else value
+        if value is not None:  # TOML has no word for it: what is left out is the default
+            table[setting(f.name)] = list(value) if isinstance(value, tuple) else value
     return table
 
 

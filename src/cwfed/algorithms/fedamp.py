@@ -49,7 +49,7 @@ class FedAMP(FedAvg):
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and self.sigma > 0 and self.lambda_ >= 0):
-            raise ConfigError("fedamp: alpha and sigma must be positive, lambda_ must not be negative")
+            raise ConfigError("fedamp: alpha and sigma must be positive, lambda must not be negative")
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         return no_models(fresh(0), task) | {"attention": torch.eye(task.clients, dtype=torch.float64)}

@@ -40,7 +40,7 @@ class FedUV(FedAvg):
 
     def __post_init__(self) -> None:
         if self.mu < 0 or self.lambda_ < 0:
-            raise ConfigError("feduv: mu and lambda_ must not be negative")
+            raise ConfigError("feduv: mu and lambda must not be negative")
 
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
         penalty = output.logits.new_zeros(())

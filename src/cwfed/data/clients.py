@@ -33,7 +33,7 @@ class Samples:
     """All samples as two tensors; a batch is gathered by index and made ready for the network."""
 
     def __init__(self, inputs: NDArray[np.generic], labels: NDArray[np.int64], device: torch.device) -> None:
-        # The cache's arrays are memory-mapped copy-on-write: nothing is read or copied before it is used.
+        # The cache's arrays are memory-mapped copy-on-write: nothing is copied into this process.
         self.inputs = torch.from_numpy(np.require(inputs, requirements=["C", "W"])).to(device)
         self.labels = torch.from_numpy(np.ascontiguousarray(labels)).to(device)
         self.device = device
@@ -110,6 +110,10 @@ class Federation:
 def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, samples: int = 0) -> Federation:
     """Deal a data set out to clients, or take the split it came with."""
     if data.fixed_split is not None:
+        if samples:
+            raise ConfigError(
+                f"data.samples = {samples} cannot be taken from {data.name}, which comes with its own split"
+            )
         shards = []
         for i, (train, test) in enumerate(data.fixed_split):
             order = stream(seed, "split", client=i).permutation(train)

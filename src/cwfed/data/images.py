@@ -32,11 +32,15 @@ def decode(pictures: Sequence[Picture], name: str, size: int = 0) -> NDArray[np.
 def _decode(picture: Picture, name: str, size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as opened:
-            mode = "L" if opened.mode in ("1", "L") else "RGB"
-            converted = opened if opened.mode == mode else opened.convert(mode)
+            if opened.mode in ("I", "F"):
+                raise ValueError(f"its mode {opened.mode!r} has no fixed range of values; convert it to 8 or 16 bits")
+            if opened.mode.startswith("I;16"):
+                converted = Image.fromarray((np.asarray(opened) // 257).astype(np.uint8))
+            else:
+                converted = opened.convert("L" if opened.mode in ("1", "L") else "RGB")
             if size and converted.size != (size, size):
                 converted = converted.resize((size, size), Image.Resampling.BILINEAR)
-            return np.asarray(converted).reshape(converted.height, converted.width, len(mode))
+            return np.asarray(converted).reshape(converted.height, converted.width, len(converted.getbands()))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         where = f" {picture}" if isinstance(picture, Path) else ""
         raise DataError(f"data set {name!r}: an image{where} cannot be decoded ({error})") from None

@@ -51,7 +51,10 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as file:
             data = _read_object(file)
-        return _inputs(data["x"]), np.asarray(data["y"]).astype(np.int64).reshape(-1)
+        x, y = _inputs(data["x"]), np.asarray(data["y"]).astype(np.int64).reshape(-1)
+        if len(x) != len(y) or (path.parent.name == "train" and len(y) == 0):
+            raise ValueError(f"it has {len(x)} samples and {len(y)} labels")
+        return x, y
     except FileNotFoundError:
         raise DataError(f"{path} is missing from the PFLlib folder") from None
     except Exception as error:  # whatever a damaged or hostile file provokes ends here, with its name
@@ -74,6 +77,8 @@ def load(folder: Path) -> Dataset:
     try:
         config = json.loads((folder / "config.json").read_text())
         clients, classes = int(config["num_clients"]), int(config["num_classes"])
+        if clients < 1:
+            raise ValueError(f"num_clients is {clients}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder} is not a PFLlib folder: its config.json must give num_clients and num_classes ({error})"

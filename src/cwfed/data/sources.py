@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -107,6 +108,8 @@ def _hub(name: str, hub: Hub, data_dir: Path | None, size: int) -> Dataset:
 
 def _parquet_files(hub: Hub, data_dir: Path | None) -> dict[str, list[Path]]:
     """The files of each split below DIR/<hub name>, or below a local folder given instead of a hub name."""
+    if not hub.splits and Path(hub.repository).is_file():
+        return {"everything": [Path(hub.repository)]}
     roots = [Path(hub.repository)] if not hub.splits else []
     roots += [data_dir / hub.repository] if data_dir else []
     for root in roots:
@@ -139,6 +142,7 @@ def _open_parquet(name: str, files: dict[str, list[Path]]) -> list[Any]:
 def _open_online(name: str, hub: Hub, data_dir: Path | None) -> list[Any]:
     import datasets
 
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries are not the user's concern
     try:
         found = datasets.load_dataset(hub.repository)
         return [found[split] for split in hub.splits or found]
@@ -169,7 +173,10 @@ def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int) -> Dataset:
         return _texts(name, [str(v) for table in tables for v in _column(table, column)], labels, names)
     pictures: list[images.Picture] = []
     for table in tables:
-        encoded = table.cast_column(column, datasets.Image(decode=False))
+        try:
+            encoded = table.cast_column(column, datasets.Image(decode=False))
+        except Exception as error:  # pyarrow and datasets have several types for this
+            raise DataError(f"data set {name!r}: the column {column!r} does not hold images ({error})") from None
         pictures += [v["bytes"] if v["bytes"] is not None else Path(v["path"]) for v in _column(encoded, column)]
     return Dataset(name, images.decode(pictures, name, size), labels, names)
 
@@ -188,7 +195,8 @@ def _imagefolder(root: Path, size: int) -> Dataset:
     from PIL import Image
 
     endings = tuple(Image.registered_extensions())
-    classes = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    folders = [p.name for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
+    classes = sorted(name for name in folders if not name.startswith("."))
     found = [(p, k) for k in classes for p in sorted((root / k).rglob("*")) if p.name.lower().endswith(endings)]
     if not found:
         raise DataError(f"{root} has no images in class folders, such as {root}/cat/1.png")
@@ -205,13 +213,17 @@ def _csv(path: Path, spec: SourceSpec) -> Dataset:
 
     def decode() -> Dataset:
         try:
-            with path.open(newline="", encoding="utf-8") as file:
+            with path.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file)
-                header = reader.fieldnames or []
+                header = reader.fieldnames
+                if header is None:
+                    raise DataError(f"{path} is empty")
                 for wanted in (column, spec.label_column):
                     if wanted not in header:
                         raise DataError(f"{path} has no column {wanted!r}: {did_you_mean(wanted, header)}")
-                rows = [(row[column] or "", row[spec.label_column] or "") for row in reader]
+                rows = [(row[column] or "", row[spec.label_column]) for row in reader]
+                if unlabelled := [number for number, (_, label) in enumerate(rows, start=1) if not label]:
+                    raise DataError(f"{path}: sample {unlabelled[0]} has no label")
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{path} cannot be read as CSV in UTF-8 ({error})") from None
         return _texts(path.stem, [t for t, _ in rows], *number_labels([k for _, k in rows]))
@@ -221,7 +233,10 @@ def _csv(path: Path, spec: SourceSpec) -> Dataset:
 
 def _function(name: str) -> Dataset:
     """The user's function gives a Dataset, or (inputs, labels) as arrays."""
-    made = load_object(name, "data")()
+    function = load_object(name, "data")
+    if not callable(function):
+        raise ConfigError(f"data {name!r} is not a function")
+    made = function()
     if isinstance(made, Dataset):
         return made
     try:

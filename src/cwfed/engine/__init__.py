@@ -29,8 +29,11 @@ def find_device(name: str) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
-        return torch.device(name)
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise ConfigError(f"run.device = {name!r} cannot be used: it must be cpu, cuda or mps")
+        torch.zeros(1, device=device)
+        return device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 

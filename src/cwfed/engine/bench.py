@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
@@ -47,18 +48,22 @@ class Stopped(Exception):
     """The run was interrupted; whoever is training gives up at the next batch."""
 
 
-class SeededDropout(nn.Dropout):
+class SeededDropout(nn.Module):
     """Dropout from the worker's own generator: torch's global one would make the order of threads matter."""
 
-    def __init__(self, p: float, generator: torch.Generator) -> None:
-        super().__init__(p)
-        self.generator = generator
+    def __init__(self, p: float, whole_channels: bool, generator: torch.Generator) -> None:
+        super().__init__()
+        self.p, self.whole_channels, self.generator = p, whole_channels, generator
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
-        return x * keep / (1 - self.p)
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else x.shape
+        keep = torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - self.p, generator=self.generator)
+        return x * keep / (1 - self.p) if self.p < 1 else x * 0
+
+
+WHOLE_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class _Features:
@@ -112,12 +117,14 @@ class Bench:
         self._seen = _Features()
         self._output.register_forward_pre_hook(self._seen)
         self._state = parameters_of(self.model) | statistics(self.model)
+        others = {n: b for n, b in self.model.named_buffers() if n not in self._state}
+        self._others = [(buffer, buffer.clone()) for buffer in others.values()]
 
     def _seed_dropout(self) -> None:
         for module in list(self.model.modules()):
             for name, child in module.named_children():
-                if type(child) is nn.Dropout:
-                    setattr(module, name, SeededDropout(child.p, self._generator))
+                if isinstance(child, _DropoutNd) and type(child) in (nn.Dropout, *WHOLE_CHANNELS):
+                    setattr(module, name, SeededDropout(child.p, type(child) in WHOLE_CHANNELS, self._generator))
 
     def view(self, client: int, statistics: Params) -> ClientView:
         """What an algorithm may see of a client, whose running statistics these are."""
@@ -130,6 +137,8 @@ class Bench:
         with torch.no_grad():
             for name, tensor in self._state.items():
                 tensor.copy_(params[name])
+            for buffer, initial in self._others:  # such as a count of batches: nobody inherits another's
+                buffer.copy_(initial)
 
     def save(self, out: Params, row: int) -> None:
         """Write the network into a row of a stack of models."""
@@ -167,8 +176,8 @@ class Bench:
         trained = [p for p in params.values() if p.requires_grad]
         own = torch.from_numpy(self.federation.shards[client].train).to(self.samples.device)
         self._generator.manual_seed(torch_seed(how.seed, "dropout mask", round_, client))
-        sums = torch.zeros(2, dtype=torch.float64)
-        steps = 0
+        drawn = torch.get_rng_state()
+        history: list[Tensor] = []
         for batch in batches(len(own), how, stream(how.seed, "shuffle", round_, client)):
             if self.stop.is_set():
                 raise Stopped
@@ -181,10 +190,15 @@ class Bench:
                 for parameter, gradient in zip(trained, gradients, strict=True):
                     if gradient is not None:
                         parameter.sub_(gradient, alpha=how.lr)
-                sums += torch.stack([loss, penalty])
-            steps += 1
-        mean_loss, mean_penalty = (sums / steps).tolist()
-        if not np.isfinite(mean_loss + mean_penalty):
+                history.append(torch.stack([loss, penalty]))
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise RunError(
+                "the model draws from torch's global random generator while it trains, so its runs cannot be repeated: "
+                "use modules such as nn.Dropout instead of functions such as F.dropout"
+            )
+        mean_loss, mean_penalty = torch.stack(history).cpu().double().mean(0).tolist()
+        intact = all(bool(parameter.isfinite().all()) for parameter in trained)
+        if not intact or not np.isfinite(mean_loss + mean_penalty):
             raise Diverged(
                 f"the loss of client {client} in round {round_} is not a finite number: "
                 "the training diverged; lower train.lr (or the weight of the penalty)"
@@ -200,10 +214,10 @@ class Bench:
             inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
             logits = self.model(inputs)
             right.append(logits.argmax(1) == labels)
-            loss.append(F.cross_entropy(logits, labels, reduction="none").double())
+            loss.append(F.cross_entropy(logits, labels, reduction="none"))
         if not right:
             return np.zeros(0, dtype=np.bool_), np.zeros(0)
-        return torch.cat(right).cpu().numpy(), torch.cat(loss).cpu().numpy()
+        return torch.cat(right).cpu().numpy(), torch.cat(loss).cpu().double().numpy()
 
     @torch.inference_mode()
     def class_means(self, indices: Indices) -> Tensor:

@@ -41,12 +41,24 @@ def build(name: str, shape: InputShape, classes: int, options: Mapping[str, Any]
         raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, MODELS)}")
     if not callable(builder):
         raise ConfigError(f"model {name!r} is not a function of (shape, classes)")
-    known = list(inspect.signature(builder).parameters)[2:]
+    try:
+        parameters = list(inspect.signature(builder).parameters.values())[2:]
+    except ValueError:
+        raise ConfigError(f"model {name!r} is not a function of (shape, classes)") from None
+    known = [p.name for p in parameters]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for option in options:
-        if option not in known:
-            raise ConfigError(f"unknown setting model.options.{option} for {name}: {did_you_mean(option, known)}")
-    model: nn.Module = builder(shape, classes, **options)
+        if option not in known and not takes_any:
+            what = did_you_mean(option, known) if known else "it has none"
+            raise ConfigError(f"unknown setting model.options.{option} for {name}: {what}")
+    try:
+        model: nn.Module = builder(shape, classes, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        given = f" with {dict(options)}" if options else ""
+        raise ConfigError(f"model {name!r} cannot be built{given}: {str(error).splitlines()[0]}") from None
     output_layer(model, classes, name)
+    if min((p.numel() for p in model.parameters()), default=0) == 0:
+        raise ConfigError(f"model {name!r} has a layer without any weights")
     return model
 
 

@@ -34,11 +34,11 @@ class RunRecord:
 def read_run(path: str | Path, label: str = "") -> RunRecord:
     """A finished run; RunError for anything else."""
     folder = RunFolder(path)
-    summary = folder.read_json("summary.json")
+    summary = folder.read_json("summary.json", "rounds", "per_client")
     happened = events.read(folder.path / "events.jsonl")
     started = next((e for e in happened if isinstance(e, Started)), None)
     rounds = [e for e in happened if isinstance(e, Round)]
     if started is None or not rounds or rounds[-1].round != summary["rounds"]:
         raise RunError(f"{folder.path} is damaged: its events do not match its summary")
     name = label or f"{started.algorithm}, seed {started.seed}"
-    return RunRecord(name, folder.path, started, rounds, summary, folder.read_json("manifest.json"))
+    return RunRecord(name, folder.path, started, rounds, summary, folder.read_json("manifest.json", "data", "split"))
