@@ -6,22 +6,19 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cwfed.console import attribute_docs, err, out, print_heat_map, print_summary, progress
 from cwfed.errors import CwfedError, Interrupted
 
 if TYPE_CHECKING:
     from cwfed.config import Config
-    from cwfed.events import Event
+
 
 app = typer.Typer(
     help="Personalised federated learning around class-wise federated averaging (cwFedAvg).",
@@ -41,9 +38,6 @@ DataDirOption = Annotated[
     typer.Option(help="A folder with the hub's parquet files, one folder per hub name.", envvar="CWFED_DATA"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-out = Console(width=None if sys.stdout.isatty() else 120)
-err = Console(stderr=True)
 
 
 @app.command()
@@ -65,12 +59,12 @@ def run(
     if not (resume and config is None and not settings):
         chosen = _load(config, settings, out_dir if resume and config is None else None)
     folder = out_dir or _free_folder(chosen)
-    with _progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
+    with progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
         summary = session.run(chosen, folder, resume=resume, data_dir=data_dir, on_event=watch("run"))
     if as_json:
         print(json.dumps(summary))
         return
-    _print_summary(summary)
+    print_summary(summary)
     out.print(
         f"\nEverything is in [bold]{escape(str(folder))}[/bold]: summary.json, config.toml, events.jsonl, models"
     )
@@ -166,7 +160,7 @@ def data_show(
         sizes = [[len(s.train), len(s.validation), len(s.test)] for s in federation.shards]
         print(json.dumps({"histogram": histogram.tolist(), "sizes": sizes, "classes": dataset.class_names}))
         return
-    _print_heat_map(histogram.tolist(), dataset.class_names, dataset.name)
+    print_heat_map(histogram.tolist(), dataset.class_names, dataset.name)
     nobody = [name for name, held in zip(dataset.class_names, histogram.sum(0), strict=True) if not held]
     if nobody:
         out.print(f"Held by nobody: {escape(', '.join(nobody))}")
@@ -233,7 +227,7 @@ def algorithms(
     )
     if fields := dataclasses.fields(cls):
         table = Table("setting", "default", "meaning")
-        meanings, default = _attribute_docs(cls), known.build(name)
+        meanings, default = attribute_docs(cls), known.build(name)
         for f in fields:
             table.add_row(
                 f"algorithm.{known.setting(f.name)}",
@@ -328,7 +322,7 @@ def _compare(
     from cwfed.report.runs import read_run
 
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
-    with _progress(folder, "the same command goes on with it") as watch:
+    with progress(folder, "the same command goes on with it") as watch:
         rows = comparing.compare(
             config,
             entries,
@@ -350,110 +344,3 @@ def _compare(
             f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"
         )
     return rows
-
-
-@contextmanager
-def _progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Event], None]]]:
-    """Progress bars with accuracy and time left, on a terminal; silent elsewhere. Notes are always printed."""
-    from cwfed.events import Note, Round, Started
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
-
-        def watch(label: str) -> Callable[[Event], None]:
-            task = bars.add_task(label, total=None, accuracy="")
-
-            def on_event(event: Event) -> None:
-                if isinstance(event, Started):
-                    bars.update(task, total=event.rounds)
-                elif isinstance(event, Round):
-                    bars.update(task, completed=event.round)
-                    if event.received and event.trained:
-                        text = f"received {event.received.accuracy:.1%}, trained {event.trained.accuracy:.1%}"
-                        bars.update(task, accuracy=text)
-                elif isinstance(event, Note):
-                    err.print(f"note: {escape(event.message)}", highlight=False, soft_wrap=True)
-
-            return on_event
-
-        try:
-            yield watch
-        except KeyboardInterrupt:
-            begun = folder.exists() and any(folder.rglob("config.toml"))
-            raise Interrupted(f"what is done is in {folder}; {go_on}" if begun else "nothing was done yet") from None
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    from cwfed.report.tables import duration, size
-
-    reported, clients, accuracy = summary["reported"], summary["per_client"], summary["accuracy"]
-    table = Table(
-        title=f"{summary['algorithm']} on {summary['dataset']}, {summary['rounds']} rounds, seed {summary['seed']}"
-    )
-    for name in ("test accuracy", "best on test", "picked on validation", "last round"):
-        table.add_column(name, justify="left" if name == "test accuracy" else "right")
-    for phase, picks in accuracy.items():
-        mark = " (reported)" if phase == reported["phase"] else ""
-        table.add_row(phase + mark, *("–" if a is None else f"{a:.2%}" for a in picks.values()))
-    out.print(table)
-    out.print(
-        f"clients: mean {clients['mean']:.2%}, std {clients['std']:.2%}, worst tenth {clients['worst_decile']:.2%}; "
-        f"traffic {size(summary['traffic']['down'])} down, {size(summary['traffic']['up'])} up; "
-        f"{duration(summary['seconds']['total'])}",
-        highlight=False,
-    )
-    if joined := summary["newcomers"]:
-        out.print(
-            f"newcomers: {joined['histogram']:.2%} with a label histogram, {joined['uniform']:.2%} without",
-            highlight=False,
-        )
-
-
-def _print_heat_map(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> None:
-    """Shades of blue; numbers where there is room for them."""
-    top = max(map(max, histogram))
-    numbers = len(classes) <= 20
-    table = Table(
-        title=f"{escape(name)}: samples of each class at each client", box=None, padding=(0, 1) if numbers else 0
-    )
-    table.add_column("client", justify="right")
-    for k in classes if numbers else range(len(classes)):
-        table.add_column(escape(str(k)[:8]) if numbers else "", justify="right")
-    table.add_column("all", justify="right")
-    for client, row in enumerate(histogram):
-        shades = [
-            f"[on rgb({230 - int(200 * n / top)},{240 - int(150 * n / top)},255) black]{n if numbers else '  '}[/]"
-            if n
-            else ("·" if numbers else " ")
-            for n in row
-        ]
-        table.add_row(str(client), *shades, str(sum(row)))
-    out.print(table)
-
-
-def _attribute_docs(cls: type) -> dict[str, str]:
-    """The texts under a class's attributes, from its source and that of its bases."""
-    import ast
-    import inspect
-    import textwrap
-
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        except (OSError, TypeError):
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for statement, after in zip(body.body, body.body[1:], strict=False):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and is_text:
-                found[statement.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
-    return found

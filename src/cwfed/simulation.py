@@ -1,8 +1,7 @@
-"""The round loop. `Simulation` is an experiment made ready; `rounds` carries it out and says what happened."""
+"""The round loop: carries an experiment out in this process and says what happened."""
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,15 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from cwfed import data, engine, mixing, models
+from cwfed import engine, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.bench import ClientView, LocalTraining
-from cwfed.errors import ConfigError
 from cwfed.events import Newcomers, PhaseResult, Round, Started
-from cwfed.rng import stream, torch_stream
+from cwfed.experiment import Experiment
+from cwfed.rng import stream
 from cwfed.types import Params, Uploads
 
 
@@ -38,106 +36,17 @@ class Progress:
     """By client, how good the model it keeps is, where that was measured."""
 
 
-class Simulation:
-    """An experiment made ready to run: data dealt out, model and algorithm built, an engine to train with."""
+class Simulation(Experiment):
+    """An experiment with an engine to carry it out."""
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
-        dataset = data.load(config.data.source(), data_dir)
-        seed = config.run.seed
-        self.config = config
-        self.federation = data.share_out(
-            dataset, config.partition_spec(), seed, config.data.validation, config.data.samples
-        )
-        self.clients = len(self.federation)
-        self.model_name = config.model.name
-        if self.model_name == "auto":
-            self.model_name = models.default_for(self.federation.shape)
-        self.algorithm = config.build_algorithm()
-        if held_out := self.algorithm.held_out():
-            self.federation = self.federation.with_holdout(held_out, seed)
-        self._check_sizes()
-
-        template = self._build(0)
-        self.task = models.task_of(template, self.clients, self.federation.data.classes, seed)
-        running = {name: b.detach().clone() for name, b in models.statistics(template).items()}
-        self._local_statistics = running if config.train.batch_norm == "local" else {}
-        self._travelling = {n: t for n, t in self._state_of(template).items() if n not in self._local_statistics}
-        self.parameters = sum(p.numel() for p in template.parameters())
-
-        train = config.train
+        super().__init__(config, data_dir)
         self.device = engine.find_device(config.run.device)
-        how = LocalTraining(seed, train.lr, train.batch_size, train.epochs)
-        self._try_model(template)
+        train = config.train
+        how = LocalTraining(config.run.seed, train.lr, train.batch_size, train.epochs)
         self.engine = engine.choose(
-            config.run.engine, config.run.workers, self.algorithm, template, self.federation, self.device, how
+            config.run.engine, config.run.workers, self.algorithm, self.template, self.federation, self.device, how
         )
-        mixed = stream(seed, "newcomers").permutation(self.clients)
-        self.newcomers = sorted(int(c) for c in mixed[: config.data.newcomers])
-        self.members = sorted(int(c) for c in mixed[config.data.newcomers :])
-        self.evaluated = self._choose_evaluated()
-
-    # --- before the first round
-
-    def _build(self, number: int) -> torch.nn.Module:
-        shape, classes = self.federation.shape, self.federation.data.classes
-        with torch_stream(self.config.run.seed, "model", client=number):
-            model = models.build(self.model_name, shape, classes, self.config.model.options)
-            return self.algorithm.adapt(model, str(model.output_layer))
-
-    @staticmethod
-    def _state_of(model: torch.nn.Module) -> Params:
-        return {n: t.detach() for n, t in (models.parameters_of(model) | models.statistics(model)).items()}
-
-    def fresh(self, number: int) -> Params:
-        """The number-th random initial model."""
-        state = self._travelling if number == 0 else self._state_of(self._build(number))
-        return {name: state[name].contiguous() for name in self._travelling}
-
-    def _check_sizes(self) -> None:
-        """What only shows when the data are there."""
-        newcomers, wanted = self.config.data.newcomers, self.config.train.participation
-        members = self.clients - newcomers
-        if members < 1:
-            raise ConfigError(f"data.newcomers = {newcomers} leaves none of the {self.clients} clients")
-        if wanted > max(1, members):
-            raise ConfigError(f"train.participation = {wanted:g}, but only {members} clients can take part")
-        size = self.config.train.batch_size
-        largest = max(len(shard.train) for shard in self.federation.shards)
-        if size > largest:
-            raise ConfigError(
-                f"train.batch_size = {size} is larger than every client: the largest has {largest} training samples"
-            )
-
-    def _try_model(self, model: torch.nn.Module) -> None:
-        """Two samples through the network: what does not fit shows here, and not as a riddle in round 1."""
-        network = copy.deepcopy(model)
-        seen: list[Tensor] = []
-        network.get_submodule(self.task.output).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        samples = data.Samples(self.federation.data.inputs[:2], self.federation.data.labels[:2], torch.device("cpu"))
-        try:
-            logits = network.eval()(samples.batch(np.arange(2))[0])
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            what = f"the model {self.model_name} cannot take samples of shape {self.federation.shape.dims}"
-            raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from None
-        if not seen:
-            raise ConfigError(f"the model {self.model_name} never uses its output layer {self.task.output!r}")
-        if logits.shape != (2, self.task.classes) or logits.dtype != torch.float32:
-            raise ConfigError(
-                f"the model {self.model_name} must give float32 logits for {self.task.classes} classes, "
-                f"it gives {logits.dtype} of shape {tuple(logits.shape)}"
-            )
-        smallest = min(self.config.train.batch_size, *(len(shard.train) for shard in self.federation.shards))
-        if smallest == 1 and any(isinstance(m, _BatchNorm) for m in model.modules()):
-            raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
-
-    def _choose_evaluated(self) -> list[int]:
-        wanted = self.config.run.evaluate_clients or len(self.members)
-        if wanted > len(self.members):
-            raise ConfigError(f"run.evaluate_clients = {wanted}, but only {len(self.members)} clients can take part")
-        chosen = stream(self.config.run.seed, "evaluated").permutation(self.members)[:wanted]
-        if not any(len(self.federation.shards[c].test) for c in chosen):
-            raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")
-        return sorted(int(c) for c in chosen)
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -179,10 +88,11 @@ class Simulation:
         clock.lap("send")
 
         # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th participant's.
-        stack = {n: torch.empty(len(participants), *t.shape, dtype=t.dtype) for n, t in self._travelling.items()}
+        stack = {n: torch.empty(len(participants), *t.shape, dtype=t.dtype) for n, t in self.initial.items()}
         visited = self.engine.visit(number, [self._visit(before, c) for c in participants], stack)
         down += sum(v.downloaded for v in visited)
-        kept = before.kept | {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
+        keeps = {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
+        kept = before.kept | {client: what for client, what in keeps.items() if what}
         clock.lap("train")
 
         # 3. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
@@ -256,11 +166,11 @@ class Simulation:
         if not self.algorithm.keeps_model:
             return None
         kept = progress.kept.get(client)
-        return {n: kept[n] for n in self._travelling} if kept else self._travelling
+        return {n: kept[n] for n in self.initial} if kept else self.initial
 
     def _statistics(self, kept: dict[int, Params], client: int) -> Params:
         own = kept.get(client)
-        return {n: own[n] if own else initial for n, initial in self._local_statistics.items()}
+        return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
     def _uploads(self, visited: Sequence[Visited], stack: Params) -> Uploads:
         names = visited[0].extras
@@ -293,7 +203,7 @@ class Simulation:
         own: dict[int, Params] = {}
         if self.algorithm.keeps_model:
             stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
-            own = {c: {n: kept[c][n] for n in self._travelling} for c in stale}
+            own = {c: {n: kept[c][n] for n in self.initial} for c in stale}
         candidates = [Candidate(c, partial(_row, stack, row), self._statistics(kept, c)) for c, row in rows.items()]
         candidates += [Candidate(c, partial(_as_it_is, model), self._statistics(kept, c)) for c, model in own.items()]
         return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
@@ -340,8 +250,8 @@ class Simulation:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
         statistics = self._statistics(progress.kept, client)
-        if self.algorithm.phase == "trained" and all(n in kept for n in self._travelling):
-            return {n: kept[n] for n in self._travelling} | statistics
+        if self.algorithm.phase == "trained" and all(n in kept for n in self.initial):
+            return {n: kept[n] for n in self.initial} | statistics
         (model,) = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c, statistics)), [client])
         return model | statistics
 
