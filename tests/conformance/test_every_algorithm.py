@@ -193,3 +193,26 @@ def test_its_config_table_builds_it_again(name):
     algorithm = build(name)
     assert name_of(algorithm) == name
     assert build(describe(algorithm, name)) == algorithm
+
+
+def few_words() -> Dataset:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=240)
+    tokens = 1 + 5 * labels[:, None] + rng.integers(5, size=(240, 8))  # every class has words of its own
+    words = tuple(f"w{i}" for i in range(16))
+    return Dataset("words", tokens.astype(np.int32), labels.astype(np.int64), ("a", "b", "c"), words)
+
+
+@pytest.mark.parametrize("partition", ["pathological", "dirichlet", "iid"])
+def test_runs_with_fasttext_on_every_partition(name, partition, monkeypatch):
+    monkeypatch.setattr("cwfed.data.load", lambda *_: few_words())
+    more = ["model.name=fasttext", f"data.partition={partition}", "data.alpha=0.5", "train.participation=0.7"]
+    _, events = finish(Simulation(settings_of(name, *more)))
+    assert np.isfinite(events[-1].received.loss)
+
+
+@pytest.mark.slow
+def test_runs_with_resnet18(name):
+    more = ["model.name=resnet18", "model.options={}", "data.clients=2", "data.samples=120", "train.rounds=2"]
+    _, events = finish(Simulation(settings_of(name, *more, "data.partition=iid")))
+    assert np.isfinite(events[-1].received.loss)
