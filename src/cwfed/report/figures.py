@@ -39,7 +39,8 @@ def distribution(histogram: NDArray[np.int64], path: Path, title: str) -> None:
 
 def overview(records: Sequence[RunRecord], path: Path) -> None:
     """One experiment at a glance: its data, and the accuracy of each run over the rounds."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    many = len(records) > 4  # then the legend stands beside the curves, not on them
+    figure = Figure(figsize=(11 if many else 9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.5])
     histogram = np.asarray(records[0].manifest["split"]["histogram"])
     figure.colorbar(draw_distribution(left, histogram), ax=left, label="samples")
@@ -53,5 +54,8 @@ def overview(records: Sequence[RunRecord], path: Path) -> None:
         xlabel="round", ylabel="test accuracy, %", title=f"{records[0].started.dataset}, all clients' personal models"
     )
     right.grid(alpha=0.3)
-    right.legend(frameon=False, loc="lower right")
+    handles, labels = right.get_legend_handles_labels()
+    order = sorted(range(len(records)), key=lambda i: -max(records[i].curve(records[i].started.phase)[1]))
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)} if many else {"loc": "lower right"}
+    right.legend([handles[i] for i in order], [labels[i] for i in order], frameon=False, **place)
     figure.savefig(path, dpi=150)
