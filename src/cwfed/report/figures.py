@@ -53,6 +53,7 @@ def overview(records: Sequence[RunRecord], path: Path) -> None:
     right.set(
         xlabel="round", ylabel="test accuracy, %", title=f"{records[0].started.dataset}, all clients' personal models"
     )
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no round 2.5
     right.grid(alpha=0.3)
     handles, labels = right.get_legend_handles_labels()
     order = sorted(range(len(records)), key=lambda i: -max(records[i].curve(records[i].started.phase)[1]))
