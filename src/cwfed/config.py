@@ -92,15 +92,19 @@ class TrainSection(Section):
     epochs: int = Field(1, ge=1)
     batch_norm: Literal["average", "local"] = "average"
     """Running statistics of norm layers are averaged like FedAvg, or stay with the client."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 computes linear and convolution layers in bfloat16, with float32 master weights."""
 
 
 class RunSection(Section):
-    """How the experiment is carried out; apart from the seed, nothing here changes the results."""
+    """How the experiment is carried out; apart from the seed, nothing here changes the results (vmap: but for rounding)."""
 
     seed: int = Field(0, ge=0)
-    engine: Literal["auto", "loop", "threads"] = "auto"
+    engine: Literal["auto", "loop", "threads", "vmap"] = "auto"
     workers: int = Field(0, ge=0)
     """Clients trained side by side; 0 is one per core."""
+    compile: bool = False
+    """Let the vmap engine compile steps that a long run repeats often; needs a C++ compiler."""
     device: str = "auto"
     evaluate_every: int = Field(1, ge=1)
     """Rounds between two evaluations; the last round is always evaluated."""

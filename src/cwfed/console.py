@@ -39,6 +39,7 @@ def progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Eve
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    told: set[str] = set()
     with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
 
         def watch(label: str) -> Callable[[Event], None]:
@@ -47,6 +48,9 @@ def progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Eve
             def on_event(event: Event) -> None:
                 if isinstance(event, Started):
                     bars.update(task, total=event.rounds)
+                    if err.is_terminal and event.engine not in told:
+                        told.add(event.engine)
+                        err.print(f"engine {escape(event.engine)}", style="dim", highlight=False, soft_wrap=True)
                 elif isinstance(event, Round):
                     bars.update(task, completed=event.round)
                     if event.received and event.trained:

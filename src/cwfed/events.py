@@ -44,6 +44,8 @@ class Started:
     evaluated: list[int]
     """The clients that are evaluated, in the order of every list of results."""
     test_samples: list[int]
+    engine: str = ""
+    """Which engine trains the clients, and why."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _in_folder(config: Config, folder: RunFolder, data_dir: str | None, on_event
             tell(simulation.started())
         else:
             on_event(simulation.started())
-        for note in notes:
+        for note in [*simulation.notes, *notes]:
             tell(Note(note))
 
         last_saved, written = time.monotonic(), folder.position()
@@ -182,7 +182,9 @@ def _manifest(simulation: Simulation) -> dict[str, Any]:
         engine={
             "name": simulation.engine.name,
             "workers": simulation.engine.workers,
+            "why": simulation.engine.why,
             "device": str(simulation.device),
+            "precision": simulation.config.train.precision,
         },
     )
 

@@ -17,6 +17,7 @@ from cwfed import engine, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.bench import ClientView, LocalTraining
+from cwfed.engine.precision import require_bf16
 from cwfed.events import Newcomers, PhaseResult, Round, Started
 from cwfed.experiment import Experiment
 from cwfed.rng import stream
@@ -40,12 +41,24 @@ class Simulation(Experiment):
     """An experiment with an engine to carry it out."""
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
-        super().__init__(config, data_dir)
         self.device = engine.find_device(config.run.device)
-        train = config.train
-        how = LocalTraining(config.run.seed, train.lr, train.batch_size, train.epochs)
+        self.notes: list[str] = []
+        """What the user should know before the first round."""
+        if config.train.precision == "bf16" and (note := require_bf16(self.device)):
+            self.notes.append(note)
+        super().__init__(config, data_dir)
+        train, run = config.train, config.run
+        how = LocalTraining(run.seed, train.lr, train.batch_size, train.epochs, train.precision)
         self.engine = engine.choose(
-            config.run.engine, config.run.workers, self.algorithm, self.template, self.federation, self.device, how
+            run.engine,
+            run.workers,
+            self._participants(),
+            self.algorithm,
+            self.template,
+            self.federation,
+            self.device,
+            how,
+            run.compile,
         )
 
     def start(self) -> Progress:
@@ -65,6 +78,7 @@ class Simulation(Experiment):
             phase=self.algorithm.phase,
             evaluated=self.evaluated,
             test_samples=[len(self.federation.shards[c].test) for c in self.evaluated],
+            engine=self.engine.name + (f": {self.engine.why}" if self.engine.why else ""),
         )
 
     # --- the rounds
@@ -138,9 +152,13 @@ class Simulation(Experiment):
         )
         return after, event
 
-    def _sample(self, number: int) -> list[int]:
+    def _participants(self) -> int:
+        """How many clients a round invites."""
         share = self.config.train.participation
-        count = int(share) if share > 1 else max(1, round(share * len(self.members)))
+        return min(len(self.members), int(share) if share > 1 else max(1, round(share * len(self.members))))
+
+    def _sample(self, number: int) -> list[int]:
+        count = self._participants()
         if count >= len(self.members):
             return self.members
         chosen = stream(self.config.run.seed, "participants", number).choice(self.members, count, replace=False)

@@ -1,20 +1,28 @@
-"""How clients are trained: `loop`, the plain oracle, and `threads`, side by side."""
+"""How clients are trained: `loop`, the plain oracle; `threads`, side by side; `vmap`, all in one batched step."""
 
 from __future__ import annotations
 
 import os
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
 from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited
 from cwfed.engine.bench import LocalTraining
 from cwfed.engine.threads import Threads
+from cwfed.engine.vmap import Vmap
 from cwfed.errors import ConfigError
 
-__all__ = ["Candidate", "Loop", "Score", "Threads", "Visit", "Visited", "choose", "find_device"]
+__all__ = ["Candidate", "Loop", "Score", "Threads", "Visit", "Visited", "Vmap", "choose", "find_device"]
+
+SMALL_STEP = 4_000_000
+"""Floating-point operations of a batch's forward pass under which a step on a CPU is mostly overhead."""
+ENOUGH_CLIENTS = 4
+"""Fewer clients in a batched step do not make up for what it costs."""
 
 
 def cores() -> int:
@@ -41,17 +49,57 @@ def find_device(name: str) -> torch.device:
 def choose(
     name: str,
     workers: int,
+    participants: int,
     algorithm: FedAvg,
     model: nn.Module,
     federation: Federation,
     device: torch.device,
     how: LocalTraining,
+    compile: bool = False,
 ) -> Loop:
-    """The engine of this name; "auto" is threads on a CPU with several cores, else the loop."""
+    """The engine of this name. What "auto" picks depends on the experiment alone, never on a clock."""
     samples = Samples(federation.data.inputs, federation.data.labels, device)
-    workers = workers or cores()
+    workers = min(workers or cores(), len(federation))
+    about = (algorithm, model, federation, samples, how)
+    reason = ""
     if name == "auto":
-        name = "threads" if device.type == "cpu" and workers > 1 else "loop"
+        name, reason = _pick(workers, participants, model, samples, how)
+    if name == "vmap":
+        if how.precision != "fp32":
+            raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
+        try:
+            engine: Loop = Vmap(*about, compile=compile)
+        except ConfigError as error:
+            if not reason:
+                raise
+            name, reason = ("threads" if workers > 1 else "loop"), str(error)
     if name == "threads":
-        return Threads(algorithm, model, federation, samples, how, min(workers, len(federation)))
-    return Loop(algorithm, model, federation, samples, how)
+        engine = Threads(*about, workers)
+    elif name == "loop":
+        engine = Loop(*about)
+    engine.why = reason
+    return engine
+
+
+def _pick(workers: int, participants: int, model: nn.Module, samples: Samples, how: LocalTraining) -> tuple[str, str]:
+    """The engine for "auto", and why."""
+    few = participants < ENOUGH_CLIENTS
+    sparse = any(isinstance(m, nn.Embedding) and m.sparse for m in model.modules())
+    if how.precision == "fp32" and not few and not sparse:
+        if samples.device.type != "cpu":
+            return "vmap", f"batches of {how.batch_size} samples of one client leave a {samples.device.type} device idle"
+        work = _forward_work(model, samples, how.batch_size)
+        if work < SMALL_STEP:
+            return "vmap", f"a step of this model is mostly overhead ({work / 1e6:.1f} MFLOP forward)"
+    if samples.device.type == "cpu" and workers > 1:
+        return "threads", f"a step of this model is work for a core, and there are {workers}"
+    return "loop", "one core" if samples.device.type == "cpu" else "few clients at a time, on one device"
+
+
+def _forward_work(model: nn.Module, samples: Samples, batch_size: int) -> int:
+    inputs, _ = samples.batch(np.arange(min(batch_size, len(samples.labels))))
+    training = model.training
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        model.eval()(inputs)
+    model.train(training)
+    return int(counter.get_total_flops())

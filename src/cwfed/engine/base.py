@@ -73,7 +73,6 @@ class Loop:
     """One client after the other, on one thread."""
 
     name = "loop"
-    workers = 1
 
     def __init__(
         self,
@@ -82,10 +81,13 @@ class Loop:
         federation: Federation,
         samples: Samples,
         how: LocalTraining,
+        workers: int = 1,
     ) -> None:
-        self.algorithm, self.federation, self.how = algorithm, federation, how
+        self.algorithm, self.federation, self.how, self.workers = algorithm, federation, how, workers
+        self.why = ""
+        """Why "auto" chose this engine."""
         self._stop = threading.Event()
-        self._benches = [Bench(model, federation, samples, self._stop) for _ in range(self.workers)]
+        self._benches = [Bench(model, federation, samples, self._stop, how.precision) for _ in range(workers)]
 
     def map(self, function: Callable[[Bench, Item], Result], items: Iterable[Item]) -> list[Result]:
         """Results in the order of the items."""

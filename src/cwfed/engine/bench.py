@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
+from cwfed.engine.precision import Precision, to_bf16
 from cwfed.errors import RunError
 from cwfed.models import output_layer, parameters_of, statistics
 from cwfed.rng import stream, torch_seed
@@ -38,10 +39,17 @@ class LocalTraining:
     lr: float
     batch_size: int
     epochs: int
+    precision: Precision = "fp32"
 
 
 class Diverged(RunError):
     """A client's loss is not a finite number."""
+
+    def __init__(self, client: int, round_: int) -> None:
+        super().__init__(
+            f"the loss of client {client} in round {round_} is not a finite number: "
+            "the training diverged; lower train.lr (or the weight of the penalty)"
+        )
 
 
 class Stopped(Exception):
@@ -107,18 +115,30 @@ class ClientView:
 class Bench:
     """A network and the samples, for one worker at a time."""
 
-    def __init__(self, model: nn.Module, federation: Federation, samples: Samples, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        samples: Samples,
+        stop: threading.Event,
+        precision: Precision = "fp32",
+    ) -> None:
         self.model = copy.deepcopy(model).to(samples.device)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.federation, self.samples, self.stop = federation, samples, stop
         self._generator = torch.Generator(samples.device)
         self._seed_dropout()
         self._output = output_layer(self.model, federation.data.classes)
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        self._casts = to_bf16(self.model, self._output) if precision == "bf16" else []
+        self.params = parameters_of(self.model) | {names[id(cast)]: master for cast, master in self._casts}
+        """The float32 parameters: the network's own, or the masters of its bf16 ones."""
         self._seen = _Features()
         self._output.register_forward_pre_hook(self._seen)
-        self._state = parameters_of(self.model) | statistics(self.model)
-        others = {n: b for n, b in self.model.named_buffers() if n not in self._state}
-        self._others = [(buffer, buffer.clone()) for buffer in others.values()]
+        self._state = self.params | statistics(self.model)
+        self.buffers = dict(self.model.named_buffers())
+        self.initial_buffers = {n: b.clone() for n, b in self.buffers.items()}
+        self._others = [(b, self.initial_buffers[n]) for n, b in self.buffers.items() if n not in self._state]
 
     def _seed_dropout(self) -> None:
         for module in list(self.model.modules()):
@@ -139,6 +159,12 @@ class Bench:
                 tensor.copy_(params[name])
             for buffer, initial in self._others:  # such as a count of batches: nobody inherits another's
                 buffer.copy_(initial)
+            self._follow()
+
+    def _follow(self) -> None:
+        """The network's bf16 parameters become what their masters are."""
+        for cast, master in self._casts:
+            cast.copy_(master)
 
     def save(self, out: Params, row: int) -> None:
         """Write the network into a row of a stack of models."""
@@ -150,14 +176,28 @@ class Bench:
         """Copies of some tensors of the network, for the server's side: in main memory."""
         return {name: self._state[name].detach().to("cpu", copy=True) for name in names}
 
+    def complete(self) -> Params:
+        """A copy of the whole model that is loaded."""
+        return self.copy_of(self._state)
+
     def _here(self, params: Params) -> Params:
         return {name: tensor.to(self.samples.device) for name, tensor in params.items()}
+
+    @property
+    def output_weight(self) -> str:
+        """The name of the output layer's weight matrix."""
+        return f"{self.model.output_layer}.weight"
+
+    def take_features(self) -> Tensor:
+        """What the output layer saw last."""
+        features, self._seen.features = self._seen.features, None
+        assert features is not None, "the network did not use its output layer"
+        return features
 
     def forward(self, inputs: Tensor) -> Output:
         """What the network says, with the features that the output layer saw."""
         logits = self.model(inputs)
-        assert self._seen.features is not None, "the network did not use its output layer"
-        return Output(logits, self._seen.features, self._output.weight)
+        return Output(logits, self.take_features(), self._output.weight)
 
     def train(
         self,
@@ -172,8 +212,11 @@ class Bench:
         self.load(start.params | statistics)
         self.model.train()
         start = Start({}, self._here(start.anchor), self._here(start.notes))
-        params = parameters_of(self.model)
-        trained = [p for p in params.values() if p.requires_grad]
+        # Where the network computes with a bf16 copy, both take part: the penalty sees the float32 master.
+        copies = [(cast, master) for cast, master in self._casts if cast.requires_grad]
+        trained = [p for p in self.params.values() if p.requires_grad]
+        leaves = [*trained, *(cast for cast, _ in copies)]
+        targets = [*trained, *(master for _, master in copies)]
         own = torch.from_numpy(self.federation.shards[client].train).to(self.samples.device)
         self._generator.manual_seed(torch_seed(how.seed, "dropout mask", round_, client))
         drawn = torch.get_rng_state()
@@ -184,25 +227,18 @@ class Bench:
             inputs, labels = self.samples.batch(own[batch])
             output = self.forward(inputs)
             loss = F.cross_entropy(output.logits, labels)
-            penalty = algorithm.penalty(params, output, labels, start)
-            gradients = torch.autograd.grad(loss + penalty, trained, allow_unused=True)
+            penalty = algorithm.penalty(self.params, output, labels, start)
+            gradients = torch.autograd.grad(loss + penalty, leaves, allow_unused=True)
             with torch.no_grad():
-                for parameter, gradient in zip(trained, gradients, strict=True):
-                    if gradient is not None:
-                        parameter.sub_(gradient, alpha=how.lr)
+                for parameter, gradient in zip(targets, gradients, strict=True):
+                    descend(parameter, gradient, how.lr)
+                self._follow()
                 history.append(torch.stack([loss, penalty]))
-        if not torch.equal(drawn, torch.get_rng_state()):
-            raise RunError(
-                "the model draws from torch's global random generator while it trains, so its runs cannot be repeated: "
-                "use modules such as nn.Dropout instead of functions such as F.dropout"
-            )
+        refuse_global_draws(drawn)
         mean_loss, mean_penalty = torch.stack(history).cpu().double().mean(0).tolist()
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
         if not intact or not np.isfinite(mean_loss + mean_penalty):
-            raise Diverged(
-                f"the loss of client {client} in round {round_} is not a finite number: "
-                "the training diverged; lower train.lr (or the weight of the penalty)"
-            )
+            raise Diverged(client, round_)
         return mean_loss, mean_penalty
 
     @torch.inference_mode()
@@ -230,6 +266,26 @@ class Bench:
             sums.index_add_(0, labels, F.normalize(self.forward(inputs).features, dim=1))
         counts = torch.from_numpy(np.bincount(self.federation.data.labels[indices], minlength=classes))
         return sums.cpu().clone() / counts.clamp_min(1)[:, None]
+
+
+def refuse_global_draws(before: Tensor) -> None:
+    """An error where torch's global generator has moved on since `before`."""
+    if not torch.equal(before, torch.get_rng_state()):
+        raise RunError(
+            "the model draws from torch's global random generator while it trains, so its runs cannot be repeated: "
+            "use modules such as nn.Dropout instead of functions such as F.dropout"
+        )
+
+
+def descend(parameter: Tensor, gradient: Tensor | None, lr: float) -> None:
+    """One step of SGD in place; a sparse gradient, of an embedding, touches only the rows it has."""
+    if gradient is None:
+        return
+    if gradient.is_sparse:
+        rows = gradient.coalesce()
+        parameter.index_add_(0, rows.indices()[0], rows.values().to(parameter.dtype), alpha=-lr)
+    else:
+        parameter.sub_(gradient, alpha=lr)
 
 
 def batches(samples: int, how: LocalTraining, rng: np.random.Generator) -> Iterator[Tensor]:

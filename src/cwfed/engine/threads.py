@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 import torch
-from torch import nn
 
-from cwfed.algorithms import FedAvg
-from cwfed.data import Federation, Samples
 from cwfed.engine.base import Item, Loop, Result
-from cwfed.engine.bench import Bench, LocalTraining
+from cwfed.engine.bench import Bench
 
 
 class Threads(Loop):
@@ -24,19 +22,10 @@ class Threads(Loop):
 
     name = "threads"
 
-    def __init__(
-        self,
-        algorithm: FedAvg,
-        model: nn.Module,
-        federation: Federation,
-        samples: Samples,
-        how: LocalTraining,
-        workers: int,
-    ) -> None:
-        self.workers = workers
-        super().__init__(algorithm, model, federation, samples, how)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         # torch keeps its number of compute threads per calling thread
-        self._pool = ThreadPoolExecutor(workers, "cwfed", initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(self.workers, "cwfed", initializer=torch.set_num_threads, initargs=(1,))
         self._free: SimpleQueue[Bench] = SimpleQueue()
         for bench in self._benches:
             self._free.put(bench)

@@ -9,7 +9,10 @@ from cwfed.models.shape import InputShape
 
 
 class FastText(nn.Module):
-    """The mean of the word embeddings, a hidden linear layer, output. Token 0 is padding."""
+    """The mean of the word embeddings, a hidden linear layer, output. Token 0 is padding.
+
+    The embedding's gradient is sparse: a batch has a few hundred words, the vocabulary a hundred thousand.
+    """
 
     output_layer = "output"
 
@@ -17,7 +20,7 @@ class FastText(nn.Module):
         super().__init__()
         if not shape.vocabulary:
             raise ConfigError("the model fasttext needs text, these data are not")
-        self.embedding = nn.Embedding(shape.vocabulary, hidden, padding_idx=0)
+        self.embedding = nn.Embedding(shape.vocabulary, hidden, padding_idx=0, sparse=True)
         self.fc = nn.Linear(hidden, hidden)
         self.output = nn.Linear(hidden, classes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cwfed.models.conv import Conv2d
 from cwfed.models.shape import InputShape, image_size
 
 
@@ -13,13 +14,13 @@ class Block(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.conv1 = Conv2d(before, after, 3, stride, padding=1)
         self.bn1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.conv2 = Conv2d(after, after, 3, padding=1)
         self.bn2 = nn.BatchNorm2d(after)
         self.shortcut = nn.Sequential()
         if stride != 1 or before != after:
-            convolution = nn.Conv2d(before, after, 1, stride, bias=False)
+            convolution = Conv2d(before, after, 1, stride)
             self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(after))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class ResNet18(nn.Module):
     def __init__(self, shape: InputShape, classes: int) -> None:
         super().__init__()
         channels, _, _ = image_size(shape, "resnet18")
-        self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = Conv2d(channels, 64, 7, stride=2, padding=3)
         self.bn1 = nn.BatchNorm2d(64)
         self.layer1 = nn.Sequential(Block(64, 64, 1), Block(64, 64, 1))
         self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128, 1))
@@ -44,7 +45,7 @@ class ResNet18(nn.Module):
         self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512, 1))
         self.output = nn.Linear(512, classes)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
