@@ -103,8 +103,8 @@ class RunSection(Section):
     engine: Literal["auto", "loop", "threads", "vmap"] = "auto"
     workers: int = Field(0, ge=0)
     """Clients trained side by side; 0 is one per core."""
-    compile: bool = False
-    """Let the vmap engine compile steps that a long run repeats often; needs a C++ compiler."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """Whether the vmap engine compiles its step; auto does in a run long enough to pay for it."""
     device: str = "auto"
     evaluate_every: int = Field(1, ge=1)
     """Rounds between two evaluations; the last round is always evaluated."""

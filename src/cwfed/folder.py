@@ -24,7 +24,14 @@ from cwfed.events import Event
 from cwfed.simulation import Progress, from_tree, to_tree
 from cwfed.types import Params
 
-FREE_TO_CHANGE = {"run.engine", "run.workers", "run.compile", "run.device", "run.checkpoint_seconds", "run.save_models"}
+FREE_TO_CHANGE = {
+    "run.engine",
+    "run.workers",
+    "run.compile",
+    "run.device",
+    "run.checkpoint_seconds",
+    "run.save_models",
+}
 """Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
 
 

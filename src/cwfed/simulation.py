@@ -21,7 +21,10 @@ from cwfed.engine.precision import require_bf16
 from cwfed.events import Newcomers, PhaseResult, Round, Started
 from cwfed.experiment import Experiment
 from cwfed.rng import stream
-from cwfed.types import Params, Uploads
+from cwfed.types import Download, Params, Uploads, nbytes
+
+REMEMBERED = 2**28
+"""Bytes of personal models that are kept from one round's evaluation to the next round's training."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Simulation(Experiment):
         if config.train.precision == "bf16" and (note := require_bf16(self.device)):
             self.notes.append(note)
         super().__init__(config, data_dir)
+        self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
         how = LocalTraining(run.seed, train.lr, train.batch_size, train.epochs, train.precision)
         self.engine = engine.choose(
@@ -59,6 +63,7 @@ class Simulation(Experiment):
             self.device,
             how,
             run.compile,
+            train.rounds,
         )
 
     def start(self) -> Progress:
@@ -165,16 +170,28 @@ class Simulation(Experiment):
         return sorted(int(c) for c in chosen)
 
     def _is_lost(self, number: int, client: int) -> bool:
-        return bool(stream(self.config.run.seed, "lost", number, client).random() < self.config.train.dropout)
+        chance = self.config.train.dropout
+        return chance > 0 and bool(stream(self.config.run.seed, "lost", number, client).random() < chance)
 
     def _visit(self, progress: Progress, client: int) -> Visit:
         server = progress.server
         return Visit(
             client,
-            lambda: self.algorithm.send(server, client),
+            lambda: self._send(server, client),
             self._own(progress, client),
             self._statistics(progress.kept, client),
         )
+
+    def _send(self, server: Any, client: int) -> Download:
+        """What a client is sent, made once where all of it is small: what was measured is what is trained next."""
+        if nbytes(self.initial) * self.clients > REMEMBERED:
+            return self.algorithm.send(server, client)
+        if self._sent[0] is not server:
+            self._sent = (server, {})
+        sent = self._sent[1]
+        if client not in sent:
+            sent[client] = self.algorithm.send(server, client)
+        return sent[client]
 
     def _keep(self, visited: Visited, stack: Params, row: int) -> Params:
         model = {n: w[row].clone() for n, w in stack.items()} if self.algorithm.keeps_model else {}
@@ -204,7 +221,7 @@ class Simulation(Experiment):
     def personal(self, progress: Progress, client: int) -> Callable[[ClientView], Params]:
         """How a client gets the model it has on receipt."""
         own = self._own(progress, client)
-        return lambda view: self.algorithm.personal(self.algorithm.send(progress.server, client), own, view)
+        return lambda view: self.algorithm.personal(self._send(progress.server, client), own, view)
 
     def _measure_received(self, progress: Progress) -> dict[int, Score]:
         candidates = [

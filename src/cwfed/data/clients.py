@@ -62,6 +62,7 @@ class Federation:
     def __init__(self, data: Dataset, shards: list[Shard]) -> None:
         self.data = data
         self.shards = shards
+        self._counts: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -89,8 +90,12 @@ class Federation:
         return Federation(self.data, shards)
 
     def class_counts(self, client: int) -> NDArray[np.int64]:
-        """n_ij: the training samples of a client by class."""
-        return np.bincount(self.data.labels[self.shards[client].train], minlength=self.data.classes)
+        """n_ij: the training samples of a client by class; not to be written to."""
+        if client not in self._counts:
+            self._counts[client] = np.bincount(
+                self.data.labels[self.shards[client].train], minlength=self.data.classes
+            )
+        return self._counts[client]
 
     def histogram(self) -> NDArray[np.int64]:
         """All samples of each client by class (clients x classes), as in the paper's heat maps."""

@@ -55,7 +55,8 @@ def choose(
     federation: Federation,
     device: torch.device,
     how: LocalTraining,
-    compile: bool = False,
+    compile: str = "auto",
+    rounds: int = 1,
 ) -> Loop:
     """The engine of this name. What "auto" picks depends on the experiment alone, never on a clock."""
     samples = Samples(federation.data.inputs, federation.data.labels, device)
@@ -68,7 +69,7 @@ def choose(
         if how.precision != "fp32":
             raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
         try:
-            engine: Loop = Vmap(*about, compile=compile)
+            engine: Loop = Vmap(*about, compile=compile, rounds=rounds)
         except ConfigError as error:
             if not reason:
                 raise
@@ -84,10 +85,12 @@ def choose(
 def _pick(workers: int, participants: int, model: nn.Module, samples: Samples, how: LocalTraining) -> tuple[str, str]:
     """The engine for "auto", and why."""
     few = participants < ENOUGH_CLIENTS
-    sparse = any(isinstance(m, nn.Embedding) and m.sparse for m in model.modules())
-    if how.precision == "fp32" and not few and not sparse:
+    if how.precision == "fp32" and not few:
         if samples.device.type != "cpu":
-            return "vmap", f"batches of {how.batch_size} samples of one client leave a {samples.device.type} device idle"
+            return (
+                "vmap",
+                f"batches of {how.batch_size} samples of one client leave a {samples.device.type} device idle",
+            )
         work = _forward_work(model, samples, how.batch_size)
         if work < SMALL_STEP:
             return "vmap", f"a step of this model is mostly overhead ({work / 1e6:.1f} MFLOP forward)"

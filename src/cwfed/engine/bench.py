@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -180,8 +180,11 @@ class Bench:
         """A copy of the whole model that is loaded."""
         return self.copy_of(self._state)
 
-    def _here(self, params: Params) -> Params:
-        return {name: tensor.to(self.samples.device) for name, tensor in params.items()}
+    def here(self, start: Start) -> Start:
+        """What the penalty needs of a start, on this bench's device."""
+        device = self.samples.device
+        anchor, notes = ({n: t.to(device) for n, t in what.items()} for what in (start.anchor, start.notes))
+        return Start({}, anchor, notes)
 
     @property
     def output_weight(self) -> str:
@@ -211,7 +214,7 @@ class Bench:
         """Train from a start on a client's data; the mean cross-entropy and penalty over its batches."""
         self.load(start.params | statistics)
         self.model.train()
-        start = Start({}, self._here(start.anchor), self._here(start.notes))
+        start = self.here(start)
         # Where the network computes with a bf16 copy, both take part: the penalty sees the float32 master.
         copies = [(cast, master) for cast, master in self._casts if cast.requires_grad]
         trained = [p for p in self.params.values() if p.requires_grad]
@@ -221,7 +224,8 @@ class Bench:
         self._generator.manual_seed(torch_seed(how.seed, "dropout mask", round_, client))
         drawn = torch.get_rng_state()
         history: list[Tensor] = []
-        for batch in batches(len(own), how, stream(how.seed, "shuffle", round_, client)):
+        order = batches(len(own), how, stream(how.seed, "shuffle", round_, client))
+        for batch in torch.from_numpy(order).to(self.samples.device):
             if self.stop.is_set():
                 raise Stopped
             inputs, labels = self.samples.batch(own[batch])
@@ -288,9 +292,8 @@ def descend(parameter: Tensor, gradient: Tensor | None, lr: float) -> None:
         parameter.sub_(gradient, alpha=lr)
 
 
-def batches(samples: int, how: LocalTraining, rng: np.random.Generator) -> Iterator[Tensor]:
-    """The batches of all epochs as positions. A client smaller than a batch trains on all it has."""
+def batches(samples: int, how: LocalTraining, rng: np.random.Generator) -> Indices:
+    """The batches of all epochs as positions, one row each. A client smaller than a batch trains on all it has."""
     size = min(how.batch_size, samples)
-    for _ in range(how.epochs):
-        order = torch.from_numpy(rng.permutation(samples))
-        yield from order[: samples // size * size].view(-1, size)
+    epochs = [rng.permutation(samples)[: samples // size * size].reshape(-1, size) for _ in range(how.epochs)]
+    return np.concatenate(epochs)

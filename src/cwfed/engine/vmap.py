@@ -1,43 +1,67 @@
 """All clients in one batched step: for models so small that a step is mostly Python, and for GPUs.
 
-Clients are sorted by how many batches they have, so at every step those still training are the first so many: none is
-padded, none is masked. Clients smaller than a batch train in groups of their own size.
+Clients are sorted by how many batches they have, so at every step those still training are the first so many, and
+nothing is padded. Clients smaller than a batch train in groups of their own size. A run of very many steps has its
+step compiled, for all clients and for a quarter of them; then clients that are done may stay in the batch, with a
+learning rate of zero, because every other number of clients would be another compilation.
 
-A step is run as `vmap` of the gradient until it has been seen often; then it is traced once into a straight line of
-tensor operations, which are the same ones, so that the bits do not change.
+Embeddings are not part of the batched step: it is given the rows that the batch looks up, and their gradient is added
+to the table. A table of 100,000 words is touched only where there is a word.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
-from cwfed.algorithms import FedAvg
 from cwfed.data.partition import Indices
 from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited
-from cwfed.engine.bench import Bench, Diverged, Stopped, batches, refuse_global_draws
-from cwfed.errors import ConfigError
+from cwfed.engine.bench import Diverged, Stopped, batches, refuse_global_draws
+from cwfed.engine.traced import Traced
+from cwfed.errors import ConfigError, RunError
 from cwfed.rng import stream
-from cwfed.types import Output, Params, Start
+from cwfed.types import Output, Params, Start, nbytes
 
 TOGETHER = 256
-"""At most so many clients in one step: bounds the memory, which holds all their models and activations."""
-TRACE_AFTER = 50
-"""Steps of one shape before it is traced; a trace takes as long as some dozens of untraced steps."""
-FIRST_TRACE_AFTER = 800
-"""Steps before anything is traced: the first trace also loads torch's tracer, which takes a second or two."""
-COMPILE_AFTER = 2_000
-"""Steps of one shape before it is compiled, where that is asked for."""
-SAMPLES_AT_ONCE = 8192
+"""At most so many clients in one step."""
+MEMORY = 2**31
+"""At most so many bytes of models in one step."""
+GATHERED = 4_000_000
+"""At most so many numbers of inputs gathered ahead."""
+MEASURED = 4096
+"""At most so many samples measured at once, over all clients."""
+COMPILE_FOR = 20_000
+"""Steps of a run that pay for compiling one: some ten seconds, or two where it was compiled before."""
+
+Questions: TypeAlias = tuple[Tensor, Tensor, Callable[[], Iterable[tuple[Tensor, Tensor]]]]
+
+
+class Group(NamedTuple):
+    """Clients that train together; every tensor has a leading axis of clients."""
+
+    trained: Params
+    fixed: Params
+    """Parameters without a gradient."""
+    buffers: Params
+    anchor: Params
+    notes: Params
+
+    @property
+    def params(self) -> Params:
+        """All parameters but embeddings that are looked up."""
+        return self.trained | self.fixed
+
+    def first(self, count: int) -> Group:
+        """Views of the first so many clients."""
+        return Group(*({name: tensor[:count] for name, tensor in kind.items()} for kind in self))
 
 
 class Vmap(Loop):
@@ -45,28 +69,79 @@ class Vmap(Loop):
 
     name = "vmap"
 
-    def __init__(self, *given: Any, compile: bool = False, **named: Any) -> None:
+    def __init__(self, *given: Any, compile: str = "never", rounds: int = 1, **named: Any) -> None:
         super().__init__(*given, **named)
-        bench = self._benches[0]
-        self._step = Traced(vmap(_Gradient(bench, self.algorithm)), compile)
-        self._forward = vmap(_Forward(bench), randomness="error")
-        self._try()
+        can_compile = any(map(shutil.which, ("g++", "clang++", "c++")))
+        if compile == "always" and not can_compile:
+            raise ConfigError('run.compile = "always" needs a C++ compiler, and there is none on this machine')
+        longest = max(len(shard.train) for shard in self.federation.shards)
+        steps = rounds * self.how.epochs * max(1, longest // self.how.batch_size)
+        self.compile = compile == "always" or (compile == "auto" and can_compile and steps >= COMPILE_FOR)
 
-    def _try(self) -> None:
-        """One step of two clients: what cannot be vmapped shows here."""
-        bench = self._benches[0]
+        self._bench = self._benches[0]
+        self._lookups = _lookups(self._bench.model)
+        self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._bench.params)))
+        self._gradient = vmap(grad(self._loss, has_aux=True))
+        self._answers = vmap(self._forward)
+        self._step = Traced(self._descend, insist=compile == "always")
+        self._answer = Traced(lambda *given: self._answers(*given)[:1])
+        self._asked: dict[tuple[int, ...], Questions] = {}
+        self._tested = False
+        self._try_model()
+
+    def _try_model(self) -> None:
+        """Two clients' forward pass: what cannot be vmapped shows here."""
         shard = max(self.federation.shards, key=lambda shard: len(shard.train))
-        size = min(self.how.batch_size, len(shard.train))
-        whole = np.stack([shard.train[:size]] * 2)
-        group = _Group(bench, [Start(bench.complete())] * 2, [{}, {}])
+        model = self._bench.complete()
+        group = self._group([Start(model)] * 2, [{}, {}])
+        inputs, _ = self._batch(np.stack([shard.train[: self.how.batch_size]] * 2))
         try:
-            bench.model.train()
-            self._forward(group.params, group.buffers, _batch(bench, whole)[0])
+            self._bench.model.train()
+            self._answers(group.params, group.buffers, self._look_up([model] * 2, inputs), inputs)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
             raise ConfigError(
-                f'run.engine = "vmap" cannot be used with this model, use "threads" or "auto": {reason}'
+                f'run.engine = "vmap" cannot be used with this model, use "threads": {str(error).splitlines()[0]}'
             ) from None
+
+    # --- one step, pure but for the parameters it moves
+
+    def _forward(self, params: Params, buffers: Params, rows: Params, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What one client's network says: (logits, features)."""
+        for name, lookup in self._lookups.items():
+            lookup.rows, lookup.inputs = rows[name], inputs
+        try:
+            logits = functional_call(self._bench.model, params | buffers, (inputs,))
+        finally:
+            for lookup in self._lookups.values():
+                lookup.rows = lookup.inputs = None
+        return logits, self._bench.take_features()
+
+    def _loss(
+        self, moving: tuple[Params, Params], group: Group, inputs: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One client's loss with penalty, and both apart."""
+        trained, rows = moving
+        params = trained | group.fixed
+        logits, features = self._forward(params, group.buffers, rows, inputs)
+        loss = F.cross_entropy(logits, labels)
+        output = Output(logits, features, params[self._bench.output_weight])
+        penalty = self.algorithm.penalty(params, output, labels, Start({}, group.anchor, group.notes))
+        return loss + penalty, torch.stack([loss.detach(), penalty.detach()])
+
+    def _descend(
+        self, group: Group, rows: Params, inputs: Tensor, labels: Tensor, rate: Tensor
+    ) -> tuple[Tensor, ...]:
+        """One step of SGD in place; every client's losses, and by how much each looked-up row moves."""
+        found: tuple[tuple[Params, Params], Tensor] = self._gradient((group.trained, rows), group, inputs, labels)
+        (gradients, by_row), losses = found
+        for name, w in group.trained.items():
+            w.sub_(_along(rate, w) * gradients[name])
+        moves = []
+        for name, gradient in by_row.items():
+            move = -_along(rate, gradient) * gradient
+            padding = self._lookups[name].padding_idx
+            moves.append(move if padding is None else move * (inputs != padding).unsqueeze(-1))
+        return losses, *moves
 
     # --- training
 
@@ -74,9 +149,9 @@ class Vmap(Loop):
         starts, downloaded = [], []
         for visit in visits:
             got = visit.download()
-            view = self._benches[0].view(visit.client, visit.statistics)
-            starts.append(self.algorithm.begin(got, visit.own, view))
+            starts.append(self.algorithm.begin(got, visit.own, self._bench.view(visit.client, visit.statistics)))
             downloaded.append(got.nbytes)
+        self._test_penalty(visits, starts)
         trained: dict[int, tuple[float, float, Params]] = {}
         for rows in self._groups(visits, starts):
             trained |= self._train(round_, [visits[r] for r in rows], [starts[r] for r in rows], rows, out)
@@ -84,10 +159,26 @@ class Vmap(Loop):
         for row, visit in enumerate(visits):
             loss, penalty, kept = trained[row]
             model = {name: stack[row] for name, stack in out.items()}
-            view = self._benches[0].view(visit.client, kept)
-            extras = self.algorithm.finish(model, starts[row], view)
+            extras = self.algorithm.finish(model, starts[row], self._bench.view(visit.client, kept))
             visited.append(Visited(visit.client, loss, penalty, downloaded[row], extras, kept))
         return visited
+
+    def _test_penalty(self, visits: Sequence[Visit], starts: Sequence[Start]) -> None:
+        """Looked-up rows get the gradient of the loss alone: a penalty on a whole embedding makes it dense."""
+        if self._tested or not self._lookups or not visits:
+            return
+        self._tested = True
+        bench, start = self._bench, starts[0]
+        bench.load(start.params | visits[0].statistics)
+        inputs, labels = bench.samples.batch(self.federation.shards[visits[0].client].train[: self.how.batch_size])
+        said = bench.forward(inputs)
+        output = Output(said.logits.detach(), said.features.detach(), said.weight)
+        penalty = self.algorithm.penalty(bench.params, output, labels, bench.here(start))
+        tables = [bench.params[name] for name in self._lookups]
+        if penalty.requires_grad:
+            gradients = torch.autograd.grad(penalty, tables, allow_unused=True)
+            if any(gradient is not None for gradient in gradients):
+                self._lookups.clear()
 
     def _groups(self, visits: Sequence[Visit], starts: Sequence[Start]) -> Iterator[list[int]]:
         """Rows that can train together: equal batches and notes of equal shape; longest first."""
@@ -98,208 +189,240 @@ class Vmap(Loop):
             alike[min(self.how.batch_size, samples), shapes].append((-samples, row))
         for rows in alike.values():
             ordered = [row for _, row in sorted(rows)]
-            yield from (ordered[at : at + TOGETHER] for at in range(0, len(ordered), TOGETHER))
+            yield from (ordered[at : at + self._together] for at in range(0, len(ordered), self._together))
 
     def _train(
         self, round_: int, visits: Sequence[Visit], starts: Sequence[Start], rows: list[int], out: Params
     ) -> dict[int, tuple[float, float, Params]]:
         """Train one group; by row, its mean loss and penalty and the statistics that stay with the client."""
-        bench, how = self._benches[0], self.how
-        bench.model.train()
-        group = _Group(bench, starts, [visit.statistics for visit in visits])
-        plans = []
-        for visit in visits:
-            own = self.federation.shards[visit.client].train
-            rng = stream(how.seed, "shuffle", round_, visit.client)
-            plans.append([own[batch.numpy()] for batch in batches(len(own), how, rng)])
+        self._bench.model.train()
+        device = self._bench.samples.device
+        group = self._group(starts, [visit.statistics for visit in visits])
+        tables = self._tables(starts, rows, out)
+        padded = self.compile and not group.buffers
+        plans = [self._plan(round_, visit.client) for visit in visits]
         steps = np.array([len(plan) for plan in plans])
-        history = torch.zeros(steps[0], len(plans), 2, device=bench.samples.device)
+        active = (steps[None, :] > np.arange(steps[0])[:, None]).sum(1).tolist()  # clients that still train, by step
+        rates = torch.zeros(len(active), len(plans), device=device)
+        for step, count in enumerate(active):
+            rates[step, :count] = self.how.lr
+        history = torch.zeros(*rates.shape, 2, device=device)
+        shapes = tuple(note.shape for note in group.notes.values())
         drawn = torch.get_rng_state()
-        active, now = -1, group
-        with torch.no_grad():
-            for step in range(steps[0]):
-                if self._stop.is_set():
-                    raise Stopped
-                if active != (active := int((steps > step).sum())):
-                    now = group.first(active)
-                inputs, labels = _batch(bench, np.stack([plan[step] for plan in plans[:active]]))
-                gradients, history[step, :active] = self._step(
-                    now.trained, now.fixed, now.buffers, inputs, labels, now.anchor, now.notes
-                )
-                torch._foreach_sub_(list(now.trained.values()), list(gradients.values()), alpha=how.lr)
+        now, among = group, len(plans)
+        for step, inputs, labels in self._batches(plans, steps[0]):
+            if self._stop.is_set():
+                raise Stopped
+            if among != (among := self._how_many(active[step], len(plans), padded)):
+                now = group.first(among)
+            inputs, labels, rate = inputs[:among], labels[:among], rates[step, :among]
+            try:
+                with torch.no_grad():
+                    looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
+                    losses, *moves = self._step(
+                        (inputs.shape, shapes), now, looked_up, inputs, labels, rate, compile=padded
+                    )
+                    for table, move in zip(tables.values(), moves, strict=True):
+                        table.move(inputs, move)
+            except RuntimeError as error:
+                if round_ > 1 or step:
+                    raise
+                reason = str(error).splitlines()[0]
+                raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
+            history[step, : active[step]] = losses[: active[step]]
         refuse_global_draws(drawn)
         means = history.double().sum(0).cpu().numpy() / steps[:, None]
-        finite = torch.stack([w.flatten(1).isfinite().all(1) for w in group.trained.values()]).all(0).cpu().numpy()
+        sums = [w.flatten(1).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
+        finite = torch.stack(sums).isfinite().all(0).cpu().numpy()
         for visit, mean, intact in zip(visits, means, finite, strict=True):
             if not intact or not np.isfinite(mean).all():
                 raise Diverged(visit.client, round_)
-        where = torch.tensor(rows)
         for name, stack in out.items():
-            stack.index_copy_(0, where, group.state(name).to(stack.device))
+            if name in tables:
+                tables[name].save(stack)
+            else:
+                trained = (group.params | group.buffers)[name]
+                stack.index_copy_(0, torch.tensor(rows), trained.to(stack.device))
         local = visits[0].statistics.keys()
         kept = [{name: group.buffers[name][i].cpu().clone() for name in local} for i in range(len(rows))]
         return {row: (*means[i].tolist(), kept[i]) for i, row in enumerate(rows)}
 
+    def _how_many(self, active: int, clients: int, padded: bool) -> int:
+        """Who is in the next step: those still training, or the least part that was worth compiling for."""
+        if not padded:
+            return active
+        return min(size for size in {clients, -(-clients // 4)} if size >= active)
+
+    def _plan(self, round_: int, client: int) -> Indices:
+        """The client's batches as a matrix of sample indices, one row a step."""
+        own = self.federation.shards[client].train
+        rng = stream(self.how.seed, "shuffle", round_, client)
+        return own[batches(len(own), self.how, rng)]
+
+    def _batches(self, plans: Sequence[Indices], steps: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(step, inputs, labels) for all clients, gathered for many steps at once. Who is done repeats itself."""
+        together = np.stack([np.resize(plan, (steps, plan.shape[1])) for plan in plans], 1)
+        size = max(1, GATHERED // (together[0].size * self.federation.data.inputs[0].size))
+        for at in range(0, steps, size):
+            inputs, labels = self._batch(together[at : at + size])
+            yield from zip(range(at, at + len(inputs)), inputs, labels, strict=True)
+
+    def _batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Inputs and labels for indices of any shape, such as clients x samples."""
+        inputs, labels = self._bench.samples.batch(indices.reshape(-1))
+        return inputs.view(*indices.shape, *inputs.shape[1:]), labels.view(indices.shape)
+
+    def _group(self, starts: Sequence[Start], statistics: Sequence[Params]) -> Group:
+        """Clients' tensors stacked on the bench's device."""
+        bench = self._bench
+        complete = [start.params | own for start, own in zip(starts, statistics, strict=True)]
+
+        def stack(tensors: Sequence[Params], names: Iterable[str]) -> Params:
+            return {n: torch.stack([tensor[n] for tensor in tensors]).to(bench.samples.device) for n in names}
+
+        params = stack(complete, [name for name in bench.params if name not in self._lookups])
+        trained = {n: w for n, w in params.items() if bench.params[n].requires_grad}
+        counts = {n: b.expand(len(starts), *b.shape).clone() for n, b in bench.initial_buffers.items()}
+        return Group(
+            trained=trained,
+            fixed={n: w for n, w in params.items() if n not in trained},
+            buffers=counts | stack(complete, [name for name in counts if name in complete[0]]),
+            anchor=stack([start.anchor for start in starts], starts[0].anchor),
+            notes=stack([start.notes for start in starts], starts[0].notes),
+        )
+
+    # --- embeddings
+
+    def _tables(self, starts: Sequence[Start], rows: list[int], out: Params) -> dict[str, Table]:
+        """The embeddings of these participants, in the stack in which they are handed over."""
+        for name in self._lookups:
+            for row, start in zip(rows, starts, strict=True):
+                out[name][row].copy_(start.params[name])
+        device = self._bench.samples.device
+        return {name: Table(out[name].to(device), torch.tensor(rows, device=device)) for name in self._lookups}
+
+    def _look_up(self, models: Sequence[Params], inputs: Tensor) -> Params:
+        """The embeddings that each client's model has for its tokens."""
+        found = {}
+        for name in self._lookups:
+            width = models[0][name].shape[1]
+            rows = torch.empty(*inputs.shape, width, device=inputs.device)
+            for model, tokens, place in zip(models, inputs, rows, strict=True):
+                torch.index_select(model[name].to(inputs.device), 0, tokens.flatten(), out=place.view(-1, width))
+            found[name] = rows
+        return found
+
     # --- measuring
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Score]:
-        models = [c.model(self._benches[0].view(c.client, c.statistics)) for c in candidates]
+        models = [c.model(self._bench.view(c.client, c.statistics)) for c in candidates]
         if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
             return super().measure(candidates)
         scores = []
-        for at in range(0, len(candidates), TOGETHER):
-            chosen = candidates[at : at + TOGETHER]
-            complete = [m | c.statistics for m, c in zip(models[at : at + TOGETHER], chosen, strict=True)]
-            scores += self._score_each(complete, [c.client for c in chosen])
+        for at in range(0, len(candidates), self._together):
+            end = at + self._together
+            scores += self._score_each(models[at:end], candidates[at:end])
         return scores
 
     @torch.no_grad()
-    def _score_each(self, models: Sequence[Params], clients: Sequence[int]) -> list[Score]:
-        """Scores of one model a client. Shorter clients repeat their first sample, which is not counted."""
-        bench = self._benches[0]
-        bench.model.eval()
-        group = _Group(bench, [Start(model) for model in models], [{} for _ in models])
+    def _score_each(self, models: Sequence[Params], candidates: Sequence[Candidate]) -> list[Score]:
+        """Scores of one model a client."""
+        self._bench.model.eval()
+        group = self._group([Start(model) for model in models], [c.statistics for c in candidates])
+        test, validation, questions = self._questions(tuple(c.client for c in candidates))
+        rights, losses = [], []
+        for inputs, labels in questions():
+            rows = self._look_up(models, inputs)
+            (logits,) = self._answer(inputs.shape, group.params, group.buffers, rows, inputs)
+            rights.append(logits.argmax(2) == labels)
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            losses.append(loss.view(labels.shape))
+        right, loss = torch.cat(rights, 1).cpu(), torch.cat(losses, 1).cpu().double()
+        found = (right & test).sum(1), torch.where(test, loss, 0.0).sum(1), (right & validation).sum(1)
+        return [Score(*score) for score in zip(*(column.tolist() for column in found), strict=True)]
+
+    def _questions(self, clients: tuple[int, ...]) -> Questions:
+        """Which answers are of the test and of the validation data, and the batches: the same for every round.
+
+        Clients with fewer samples repeat them, which is not counted.
+        """
+        if clients in self._asked:
+            return self._asked[clients]
         shards = [self.federation.shards[c] for c in clients]
         parts = [np.concatenate([s.test, s.validation]) for s in shards]
         longest = max(len(part) for part in parts)
-        right = np.zeros((len(parts), longest), dtype=bool)
-        loss = np.zeros((len(parts), longest))
-        padded = np.stack([np.resize(part, longest) if len(part) else np.zeros(longest, np.int64) for part in parts])
-        size = max(1, SAMPLES_AT_ONCE // len(parts))
-        for at in range(0, longest, size):
-            inputs, labels = _batch(bench, padded[:, at : at + size])
-            logits, _ = self._forward(group.params, group.buffers, inputs)
-            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-            right[:, at : at + size] = (logits.argmax(2) == labels).cpu().numpy()
-            loss[:, at : at + size] = losses.cpu().double().numpy()
-        scores = []
-        for i, shard in enumerate(shards):
-            tests, end = len(shard.test), len(parts[i])
-            scores.append(Score(int(right[i, :tests].sum()), float(loss[i, :tests].sum()), int(right[i, tests:end].sum())))
-        return scores
+        place = torch.arange(longest)
+        tests = torch.tensor([len(s.test) for s in shards])[:, None]
+        ends = torch.tensor([len(part) for part in parts])[:, None]
+        indices = np.stack([np.resize(part, longest) if len(part) else np.zeros(longest, np.int64) for part in parts])
+        size = max(1, MEASURED // len(parts))
+
+        def gathered() -> Iterator[tuple[Tensor, Tensor]]:
+            for at in range(0, longest, size):
+                yield self._batch(indices[:, at : at + size])
+
+        kept = list(gathered()) if indices.size * self.federation.data.inputs[0].size <= GATHERED else None
+        of_validation = (place >= tests) & (place < ends)
+        self._asked = {clients: (place < tests, of_validation, gathered if kept is None else lambda: kept)}
+        return self._asked[clients]
 
 
-class _Group:
-    """Clients that train together: their tensors stacked on the bench's device."""
-
-    def __init__(self, bench: Bench, starts: Sequence[Start], statistics: Sequence[Params]) -> None:
-        complete = [start.params | own for start, own in zip(starts, statistics, strict=True)]
-        device = bench.samples.device
-
-        def stack(tensors: Sequence[Params], names: Any) -> Params:
-            return {name: torch.stack([tensor[name] for tensor in tensors]).to(device) for name in names}
-
-        def repeat(buffer: Tensor) -> Tensor:
-            return buffer.expand(len(starts), *buffer.shape).clone()
-
-        params = stack(complete, bench.params)
-        self.trained = {n: w for n, w in params.items() if bench.params[n].requires_grad}
-        self.fixed = {n: w for n, w in params.items() if n not in self.trained}
-        known = [n for n in bench.buffers if n in complete[0]]
-        self.buffers = {n: repeat(initial) for n, initial in bench.initial_buffers.items()} | stack(complete, known)
-        self.anchor = stack([start.anchor for start in starts], starts[0].anchor)
-        self.notes = stack([start.notes for start in starts], starts[0].notes)
-
-    @property
-    def params(self) -> Params:
-        return self.trained | self.fixed
-
-    def first(self, count: int) -> _Group:
-        """Views of the first so many clients."""
-        part = object.__new__(_Group)
-        for kind in ("trained", "fixed", "buffers", "anchor", "notes"):
-            setattr(part, kind, {name: tensor[:count] for name, tensor in getattr(self, kind).items()})
-        return part
-
-    def state(self, name: str) -> Tensor:
-        """A stacked parameter or buffer."""
-        return self.params[name] if name in self.params else self.buffers[name]
+def _along(rate: Tensor, like: Tensor) -> Tensor:
+    """A rate per client, shaped to multiply a tensor with a leading axis of clients."""
+    return rate.view(-1, *[1] * (like.ndim - 1))
 
 
-def _batch(bench: Bench, indices: Indices) -> tuple[Tensor, Tensor]:
-    """Inputs and labels for a matrix of indices, clients x samples."""
-    inputs, labels = bench.samples.batch(indices.reshape(-1))
-    shape = indices.shape
-    return inputs.unflatten(0, shape), labels.view(shape)
+class Table:
+    """The embeddings of several clients: some rows of a stack of tables."""
+
+    def __init__(self, stack: Tensor, rows: Tensor) -> None:
+        self.stack, self.rows = stack, rows
+        self.offsets = rows * stack.shape[1]
+
+    def _places(self, tokens: Tensor) -> Tensor:
+        """Where the tokens' embeddings are when all tables are one."""
+        return (tokens + _along(self.offsets[: len(tokens)], tokens)).flatten()
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """The embeddings of each client's tokens."""
+        return self.stack.flatten(0, 1).index_select(0, self._places(tokens)).view(*tokens.shape, -1)
+
+    def move(self, tokens: Tensor, moves: Tensor) -> None:
+        """Add to the embeddings of each client's tokens."""
+        self.stack.flatten(0, 1).index_add_(0, self._places(tokens), moves.flatten(0, -2))
+
+    def sums(self) -> Tensor:
+        """One number per client, finite when all of its embeddings are."""
+        return torch.stack([self.stack[row].sum() for row in self.rows.tolist()])
+
+    def save(self, stack: Tensor) -> None:
+        """Into the stack that is handed over, if this is not it."""
+        if stack is not self.stack:
+            stack[self.rows.cpu()] = self.stack[self.rows].to(stack.device)
 
 
-class _Forward:
-    """What one client's network says: (logits, features)."""
+class Lookup(nn.Embedding):
+    """An embedding of the network's inputs that can be given the rows it would look up."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    rows: Tensor | None = None
+    inputs: Tensor | None = None
 
-    def __call__(self, params: Params, buffers: Params, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits = functional_call(self.bench.model, params | buffers, (inputs,))
-        return logits, self.bench.take_features()
-
-
-class _Gradient:
-    """The gradient of one client's loss and penalty, and both numbers."""
-
-    def __init__(self, bench: Bench, algorithm: FedAvg) -> None:
-        self.forward, self.algorithm = _Forward(bench), algorithm
-        self.output_weight = bench.output_weight
-        self.gradient = grad(self.loss, has_aux=True)
-
-    def __call__(self, *given: Any) -> tuple[Params, Tensor]:
-        found: tuple[Params, Tensor] = self.gradient(*given)
-        return found
-
-    def loss(
-        self,
-        trained: Params,
-        fixed: Params,
-        buffers: Params,
-        inputs: Tensor,
-        labels: Tensor,
-        anchor: Params,
-        notes: Params,
-    ) -> tuple[Tensor, Tensor]:
-        params = trained | fixed
-        logits, features = self.forward(params, buffers, inputs)
-        loss = F.cross_entropy(logits, labels)
-        output = Output(logits, features, params[self.output_weight])
-        penalty = self.algorithm.penalty(params, output, labels, Start({}, anchor, notes))
-        return loss + penalty, torch.stack([loss.detach(), penalty.detach()])
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.rows is None:
+            return super().forward(tokens)
+        if tokens is not self.inputs:
+            raise RuntimeError("it looks up something else than its inputs in an embedding")
+        return self.rows
 
 
-class Traced:
-    """A function that becomes a straight line of operations for every shape that it meets often."""
-
-    def __init__(self, function: Callable[..., Any], compile: bool) -> None:
-        self.function, self.compile = function, compile
-        self._seen: Counter[Any] = Counter()
-        self._lines: dict[Any, Callable[..., Any]] = {}
-
-    def __call__(self, *given: Any) -> Any:
-        tensors = pytree.tree_leaves(given)
-        key = tuple((t.shape, t.stride()) for t in tensors)
-        self._seen[key] += 1
-        if key in self._lines:
-            line = self._lines[key]
-            if self.compile and self._seen[key] == COMPILE_AFTER:
-                self._lines[key] = torch.compile(line)
-            return line(*given)
-        if self._seen[key] > TRACE_AFTER and self._seen.total() > FIRST_TRACE_AFTER:
-            self._lines[key] = straight_line(self.function, given)
-        return self.function(*given)
-
-
-def straight_line(function: Callable[..., Any], example: tuple[Any, ...]) -> GraphModule:
-    """The tensor operations that a function does on inputs of this shape, without those that do nothing."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    # In-place changes of buffers are part of the trace, so the tracing run works on copies.
-    graph = make_fx(function)(*pytree.tree_map(torch.clone, example))
-    aten = torch.ops.aten
-    for node in list(graph.graph.nodes):
-        if node.target in (aten.expand.default, aten.view.default, aten._unsafe_view.default):
-            source = node.args[0]
-            before, after = source.meta["val"], node.meta["val"]
-            if before.shape == after.shape and before.stride() == after.stride():
-                node.replace_all_uses_with(source)
-                graph.graph.erase_node(node)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
+def _lookups(model: nn.Module) -> dict[str, Lookup]:
+    """The embeddings with sparse gradients, made ready to be given rows; by the name of their weights."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and module.sparse:
+            module.sparse = False  # torch.func has no sparse gradients; where rows are given it needs none
+            if module.max_norm is None and not module.scale_grad_by_freq:
+                module.__class__ = Lookup
+                assert isinstance(module, Lookup)
+                found[f"{name}.weight"] = module
+    return found
