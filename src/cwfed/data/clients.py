@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +16,9 @@ from cwfed.data.partition import Indices, PartitionSpec, partition, split
 from cwfed.errors import ConfigError
 from cwfed.models.shape import InputShape
 from cwfed.rng import stream
+
+GATHERED = 4_000_000
+"""At most so many numbers of inputs are gathered ahead."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,18 @@ class Samples:
         self.labels = torch.from_numpy(np.ascontiguousarray(labels)).to(device)
         self.device = device
 
-    def batch(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
-        """(inputs, labels) of these samples."""
-        where = torch.as_tensor(indices, device=self.device)
-        return to_network(self.inputs.index_select(0, where)), self.labels.index_select(0, where)
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """(inputs, labels) of these samples; indices may have any shape, such as clients x samples."""
+        where = torch.from_numpy(indices.reshape(-1)).to(self.device)
+        inputs, labels = to_network(self.inputs.index_select(0, where)), self.labels.index_select(0, where)
+        return inputs.view(*indices.shape, *inputs.shape[1:]), labels.view(indices.shape)
+
+    def batches(self, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        """(inputs, labels) for each row of indices, many rows gathered at a time."""
+        ahead = max(1, GATHERED // max(1, indices[0].size * self.inputs[0].numel())) if len(indices) else 1
+        for at in range(0, len(indices), ahead):
+            inputs, labels = self.batch(indices[at : at + ahead])
+            yield from zip(inputs, labels, strict=True)
 
 
 def to_network(inputs: Tensor) -> Tensor:

@@ -220,22 +220,20 @@ class Bench:
         trained = [p for p in self.params.values() if p.requires_grad]
         leaves = [*trained, *(cast for cast, _ in copies)]
         targets = [*trained, *(master for _, master in copies)]
-        own = torch.from_numpy(self.federation.shards[client].train).to(self.samples.device)
+        own = self.federation.shards[client].train
         self._generator.manual_seed(torch_seed(how.seed, "dropout mask", round_, client))
         drawn = torch.get_rng_state()
         history: list[Tensor] = []
         order = batches(len(own), how, stream(how.seed, "shuffle", round_, client))
-        for batch in torch.from_numpy(order).to(self.samples.device):
+        for inputs, labels in self.samples.batches(own[order]):
             if self.stop.is_set():
                 raise Stopped
-            inputs, labels = self.samples.batch(own[batch])
             output = self.forward(inputs)
             loss = F.cross_entropy(output.logits, labels)
             penalty = algorithm.penalty(self.params, output, labels, start)
             gradients = torch.autograd.grad(loss + penalty, leaves, allow_unused=True)
             with torch.no_grad():
-                for parameter, gradient in zip(targets, gradients, strict=True):
-                    descend(parameter, gradient, how.lr)
+                descend(targets, gradients, how.lr)
                 self._follow()
                 history.append(torch.stack([loss, penalty]))
         refuse_global_draws(drawn)
@@ -281,15 +279,17 @@ def refuse_global_draws(before: Tensor) -> None:
         )
 
 
-def descend(parameter: Tensor, gradient: Tensor | None, lr: float) -> None:
+def descend(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], lr: float) -> None:
     """One step of SGD in place; a sparse gradient, of an embedding, touches only the rows it has."""
-    if gradient is None:
-        return
-    if gradient.is_sparse:
-        rows = gradient.coalesce()
-        parameter.index_add_(0, rows.indices()[0], rows.values().to(parameter.dtype), alpha=-lr)
-    else:
-        parameter.sub_(gradient, alpha=lr)
+    dense = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None and gradient.is_sparse:
+            rows = gradient.coalesce()
+            parameter.index_add_(0, rows.indices()[0], rows.values().to(parameter.dtype), alpha=-lr)
+        elif gradient is not None:
+            dense.append((parameter, gradient))
+    # one call for all: threads hand over Python's lock at every call
+    torch._foreach_sub_([p for p, _ in dense], [g for _, g in dense], alpha=lr)
 
 
 def batches(samples: int, how: LocalTraining, rng: np.random.Generator) -> Indices:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
 from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited
 from cwfed.engine.bench import Diverged, Stopped, batches, refuse_global_draws
@@ -34,8 +35,6 @@ TOGETHER = 256
 """At most so many clients in one step."""
 MEMORY = 2**31
 """At most so many bytes of models in one step."""
-GATHERED = 4_000_000
-"""At most so many numbers of inputs gathered ahead."""
 MEASURED = 4096
 """At most so many samples measured at once, over all clients."""
 COMPILE_FOR = 20_000
@@ -94,7 +93,7 @@ class Vmap(Loop):
         shard = max(self.federation.shards, key=lambda shard: len(shard.train))
         model = self._bench.complete()
         group = self._group([Start(model)] * 2, [{}, {}])
-        inputs, _ = self._batch(np.stack([shard.train[: self.how.batch_size]] * 2))
+        inputs, _ = self._bench.samples.batch(np.stack([shard.train[: self.how.batch_size]] * 2))
         try:
             self._bench.model.train()
             self._answers(group.params, group.buffers, self._look_up([model] * 2, inputs), inputs)
@@ -262,15 +261,8 @@ class Vmap(Loop):
     def _batches(self, plans: Sequence[Indices], steps: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """(step, inputs, labels) for all clients, gathered for many steps at once. Who is done repeats itself."""
         together = np.stack([np.resize(plan, (steps, plan.shape[1])) for plan in plans], 1)
-        size = max(1, GATHERED // (together[0].size * self.federation.data.inputs[0].size))
-        for at in range(0, steps, size):
-            inputs, labels = self._batch(together[at : at + size])
-            yield from zip(range(at, at + len(inputs)), inputs, labels, strict=True)
-
-    def _batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Inputs and labels for indices of any shape, such as clients x samples."""
-        inputs, labels = self._bench.samples.batch(indices.reshape(-1))
-        return inputs.view(*indices.shape, *inputs.shape[1:]), labels.view(indices.shape)
+        for step, (inputs, labels) in enumerate(self._bench.samples.batches(together)):
+            yield step, inputs, labels
 
     def _group(self, starts: Sequence[Start], statistics: Sequence[Params]) -> Group:
         """Clients' tensors stacked on the bench's device."""
@@ -359,7 +351,7 @@ class Vmap(Loop):
 
         def gathered() -> Iterator[tuple[Tensor, Tensor]]:
             for at in range(0, longest, size):
-                yield self._batch(indices[:, at : at + size])
+                yield self._bench.samples.batch(indices[:, at : at + size])
 
         kept = list(gathered()) if indices.size * self.federation.data.inputs[0].size <= GATHERED else None
         of_validation = (place >= tests) & (place < ends)
