@@ -31,8 +31,8 @@ types: install   ## types
 
 check: lint types test ## everything before a commit
 
-bench: install   ## seconds per round, by step
-	$(BIN)/python benchmarks/seconds_per_round.py
+bench: install   ## our engines side by side with published-style code, about ten minutes (cwfed bench --quick: three)
+	$(BIN)/cwfed bench
 
 install: $(VENV)/.installed
 

@@ -8,6 +8,7 @@ import pytest
 
 from cwfed import config as configs
 from cwfed.config import Config
+from cwfed.engine import precision
 from cwfed.simulation import Progress, Simulation
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +27,11 @@ def real_data() -> str:
     if not REAL_DATA.is_dir():
         pytest.skip(f"the real data sets are not on this machine ({REAL_DATA}); set CWFED_DATA to their folder")
     return str(REAL_DATA)
+
+
+def pytest_sessionstart(session):
+    """Before anything computes: where bf16 needs torch's CPU library restrained, its first use settles it."""
+    precision.bf16_speed()
 
 
 def small(*settings: str) -> Config:

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cwfed.console import attribute_docs, err, out, print_heat_map, print_summary, progress
+from cwfed.console import attribute_docs, err, out, print_bench, print_heat_map, print_summary, progress
 from cwfed.errors import CwfedError, Interrupted
 
 if TYPE_CHECKING:
@@ -68,6 +68,30 @@ def run(
     out.print(
         f"\nEverything is in [bold]{escape(str(folder))}[/bold]: summary.json, config.toml, events.jsonl, models"
     )
+
+
+@app.command()
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(help="Which workloads; none is all.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less data and fewer repeats: within three minutes.")
+    ] = False,
+    out_dir: Annotated[Path, typer.Option("--out", "-o", help="Where bench.json and bench.png go.")] = Path("bench"),
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the engines side by side with published-style code: ratios, JSON, one picture."""
+    from cwfed import benchmark
+
+    with err.status("starting") as status:
+        result = benchmark.bench(workloads or (), quick, tell=lambda title: status.update(f"measuring {title}"))
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
+    benchmark.picture(result, out_dir / "bench.png")
+    if as_json:
+        print(json.dumps(result))
+        return
+    print_bench(result)
+    out.print(f"\nThe numbers are in [bold]{escape(str(out_dir / 'bench.json'))}[/bold], the picture beside them")
 
 
 @app.command()

@@ -95,6 +95,43 @@ def print_summary(summary: dict[str, Any]) -> None:
         )
 
 
+def print_bench(result: dict[str, Any]) -> None:
+    """The benchmark as a table."""
+    machine = result["machine"]
+    table = Table(
+        title=f"{machine['cpu']}, {machine['instruction_set']}, {machine['cores']} cores, torch {machine['torch']}"
+    )
+    for name in ("workload", "engine", "precision"):
+        table.add_column(name)
+    for name in ("reference", "ours", "ratio", "goal", "to loop", "outside", "of peak"):
+        table.add_column(name, justify="right")
+    for line in result["workloads"]:
+        if line["ratio"] is None:
+            table.add_row(escape(line["title"]), "–", line["precision"], *["–"] * 7)
+            continue
+        mark = "met" if line["met"] else "floor met" if line["floor_met"] else "not met"
+        loop = line["loop_seconds"]
+        table.add_row(
+            escape(line["title"]),
+            line["engine"],
+            line["precision"],
+            f"{line['reference_seconds']:.3g} s",
+            f"{line['seconds']:.3g} s",
+            f"{line['ratio']:.1f} x",
+            f"{line['goal']:g} x, {mark}",
+            f"{loop / line['seconds']:.1f} x" if loop else "–",
+            f"{line['outside']:.1%}" if "outside" in line else "–",
+            f"{line['roofline']['share']:.0%}" if "roofline" in line else "–",
+        )
+    out.print(table)
+    for line in result["workloads"]:
+        if line["note"]:
+            out.print(f"{escape(line['name'])}: {escape(line['note'])}", highlight=False)
+        if "extra_memory_in_stacks" in line:
+            share = line["extra_memory_in_stacks"]
+            out.print(f"{line['name']}: extra memory {share:.2f} x the stack of models", highlight=False)
+
+
 def print_heat_map(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> None:
     """Shades of blue; numbers where there is room for them."""
     top = max(map(max, histogram))

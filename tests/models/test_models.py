@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from cwfed import models
+from cwfed.engine.bench import descend
 from cwfed.errors import ConfigError
 from cwfed.models import InputShape, build, task_of
+from cwfed.models.conv import Conv2d
+from cwfed.models.fasttext import FastText
 
 COLOUR = InputShape((3, 32, 32))
 
@@ -133,3 +138,49 @@ def test_a_model_whose_output_layer_cannot_be_found(name, says):
 def test_a_model_that_does_not_fit(name, shape, options, says):
     with pytest.raises(ConfigError, match=says):
         build(name, shape, 10, options)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kernel", "stride", "padding", "side"),
+    [
+        (6, 5, 3, 1, 1, 2),
+        (4, 8, 3, 2, 1, 4),
+        (4, 8, 1, 2, 0, 4),
+        (3, 4, 7, 2, 3, 2),
+        (5, 6, 3, 1, 1, 1),
+        (4, 4, 3, 1, 1, 9),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_convolution_of_few_pixels_is_the_convolution(before, after, kernel, stride, padding, side, layout):
+    ours = Conv2d(before, after, kernel, stride, padding).to(memory_format=layout)
+    torchs = torch.nn.Conv2d(before, after, kernel, stride, padding, bias=False).to(memory_format=layout)
+    torchs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, before, side, side).to(memory_format=layout).requires_grad_()
+    a, b = ours(x), torchs(x)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    weights = torch.randn_like(a)
+    for ga, gb in zip(
+        torch.autograd.grad(a, (x, ours.weight), weights),
+        torch.autograd.grad(b, (x, torchs.weight), weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(ga, gb, rtol=1e-4, atol=1e-5)
+
+
+def test_fasttexts_sparse_gradient_moves_as_the_dense_one_to_the_bit():
+    shape = InputShape((9,), 50)
+    sparse = FastText(shape, 3)
+    dense = copy.deepcopy(sparse)
+    dense.embedding.sparse = False
+    tokens = torch.randint(0, 12, (10, 9))  # words repeat within the batch, and some are padding
+    for model in (sparse, dense):
+        parameters = list(model.parameters())
+        for _ in range(5):
+            loss = model(tokens).square().sum()
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                descend(parameters, gradients, 0.01)
+    for name, w in sparse.state_dict().items():
+        assert torch.equal(w, dense.state_dict()[name]), name
+    assert torch.equal(sparse.embedding.weight[12:], dense.embedding.weight[12:])

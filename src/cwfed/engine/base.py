@@ -16,7 +16,7 @@ from torch import nn
 
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
-from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.engine.bench import Bench, ClientView, LocalTraining, Losses
 from cwfed.types import Download, Params
 
 Item = TypeVar("Item")
@@ -87,7 +87,10 @@ class Loop:
         self.why = ""
         """Why "auto" chose this engine."""
         self._stop = threading.Event()
-        self._benches = [Bench(model, federation, samples, self._stop, how.precision) for _ in range(workers)]
+        self._losses: Losses = {}
+        self._benches = [
+            Bench(model, federation, samples, self._stop, how.precision, self._losses) for _ in range(workers)
+        ]
 
     def map(self, function: Callable[[Bench, Item], Result], items: Iterable[Item]) -> list[Result]:
         """Results in the order of the items."""
@@ -108,7 +111,9 @@ class Loop:
             extras = self.algorithm.finish(trained, start, bench.view(visit.client, kept))
             return Visited(visit.client, loss, penalty, got.nbytes, extras, kept)
 
-        return self.map(one, list(enumerate(visits)))
+        visited = self.map(one, list(enumerate(visits)))
+        self._losses.clear()  # of models that are no longer anybody's
+        return visited
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Score]:
         """The score of each candidate."""

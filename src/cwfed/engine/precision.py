@@ -6,6 +6,7 @@ The output layer, norm layers, embeddings, losses, penalties and all mixing stay
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import signal
@@ -95,6 +96,7 @@ def _try_in_child() -> float | None:
         child = os.fork()
     if child == 0:
         try:
+            faulthandler.disable()  # dying is an answer here, not news
             torch.set_num_threads(1)
             os.write(write, f"{_compare_products():.4f}".encode())
         finally:

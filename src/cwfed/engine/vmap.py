@@ -160,6 +160,7 @@ class Vmap(Loop):
             model = {name: stack[row] for name, stack in out.items()}
             extras = self.algorithm.finish(model, starts[row], self._bench.view(visit.client, kept))
             visited.append(Visited(visit.client, loss, penalty, downloaded[row], extras, kept))
+        self._losses.clear()
         return visited
 
     def _test_penalty(self, visits: Sequence[Visit], starts: Sequence[Start]) -> None:

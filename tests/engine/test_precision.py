@@ -1,0 +1,164 @@
+"""bf16: what is cast and what is not, and what CPUs that cannot do it get."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cwfed.engine import precision
+from cwfed.engine.bench import LocalTraining
+from cwfed.errors import ConfigError
+from cwfed.simulation import Simulation, to_tree
+from cwfed.types import Start
+from tests.conftest import finish, leaves, small
+
+
+@pytest.fixture
+def bf16():
+    """Where the CPU cannot, the reason."""
+    try:
+        precision.require_bf16(torch.device("cpu"))
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def no_check(monkeypatch):
+    """Small products work on every CPU, if slowly."""
+    monkeypatch.setattr("cwfed.simulation.require_bf16", lambda device: "")
+
+
+CNN = ("model.name=cnn", "model.options={}", "train.precision=bf16", "run.engine=loop")
+
+
+def test_the_output_layer_and_what_travels_stay_float32(bf16):
+    simulation = Simulation(small(*CNN))
+    bench = simulation.engine._benches[0]
+    dtypes = {name: p.dtype for name, p in bench.model.named_parameters()}
+    assert {dtypes[f"{layer}.weight"] for layer in ("conv1", "conv2", "fc")} == {torch.bfloat16}
+    assert dtypes["output.weight"] == dtypes["output.bias"] == torch.float32
+    assert {p.dtype for p in bench.params.values()} == {torch.float32}
+    progress, _ = finish(simulation)
+    assert {w.dtype for w in progress.server["shared"].values()} == {torch.float32}
+
+
+def test_one_step_moves_the_masters_by_the_bf16_gradient(bf16):
+    """master - lr * gradient of the bf16 network, to the bit; the network follows its masters."""
+    simulation = Simulation(small(*CNN, "algorithm.name=fedavg", "train.batch_size=10"))
+    bench, start = simulation.engine._benches[0], simulation.fresh(0)
+    how = LocalTraining(0, 0.1, len(simulation.federation.shards[0].train), 1, "bf16")
+    bench.train(simulation.algorithm, Start(start), {}, 0, 1, how)
+    after = bench.complete()
+
+    bench.load(start)
+    bench.model.train()
+    inputs, labels = bench.samples.batch(simulation.federation.shards[0].train)
+    order = torch.argsort(torch.tensor(_order(simulation, how)))
+    inputs, labels = inputs[_order(simulation, how)], labels[_order(simulation, how)]
+    assert len(order) == len(labels)
+    weights = list(bench.model.parameters())
+    gradients = torch.autograd.grad(F.cross_entropy(bench.forward(inputs).logits, labels), weights)
+    for (name, before), gradient in zip(bench.complete().items(), gradients, strict=True):
+        assert torch.equal(after[name], before - 0.1 * gradient.float()) or torch.allclose(
+            after[name], before - 0.1 * gradient.float(), rtol=0, atol=1e-8
+        )
+
+
+def _order(simulation, how):
+    from cwfed.engine.bench import batches
+    from cwfed.rng import stream
+
+    samples = len(simulation.federation.shards[0].train)
+    return batches(samples, how, stream(how.seed, "shuffle", 1, 0))[0]
+
+
+def test_the_penalty_sees_the_float32_masters(bf16):
+    """A strong proximal term holds the weights where rounding to bf16 would already move them."""
+    simulation = Simulation(
+        small(*CNN, "algorithm.name=fedprox", "algorithm.mu=1.0", "train.lr=0.001", "train.rounds=1")
+    )
+    progress, events = finish(simulation)
+    assert events[0].penalty < 1e-3
+    moved = progress.server["model"]["fc.weight"] - simulation.fresh(0)["fc.weight"]
+    assert 0 < moved.abs().max() < 1e-2
+
+
+def test_bf16_learns_what_fp32_learns_and_repeats_itself(bf16):
+    def accuracy(*settings):
+        progress, events = finish(Simulation(small(*CNN[:2], *settings, "train.rounds=6")))
+        return leaves(to_tree(progress)), events[-1].received.accuracy
+
+    exact, plain = accuracy("run.engine=loop")
+    first, rounded = accuracy("train.precision=bf16", "run.engine=loop")
+    again, _ = accuracy("train.precision=bf16", "run.engine=threads", "run.workers=2")
+    assert first == again
+    assert first != exact
+    assert rounded == pytest.approx(plain, abs=0.03)
+
+
+def test_batch_norm_and_embeddings_work_in_bf16(bf16):
+    norm = "model.name=tests.engine.test_vmap:with_batch_norm"
+    text = ["data.name=tests.engine.test_vmap:words", "model.name=fasttext", "data.classes_per_client=2"]
+    for settings in ([norm], text):
+        progress, events = finish(Simulation(small("model.options={}", "train.precision=bf16", *settings)))
+        assert events[-1].received.accuracy > 0.1
+        assert all(w.dtype == torch.float32 for w in progress.server["shared"].values() if w.is_floating_point())
+
+
+def test_vmap_is_fp32_only(no_check):
+    with pytest.raises(ConfigError, match=r"vmap.*fp32 only"):
+        Simulation(small("train.precision=bf16", "run.engine=vmap"))
+    assert Simulation(small("train.precision=bf16", "data.clients=20")).engine.name != "vmap"
+
+
+# --- CPUs that cannot
+
+
+@pytest.mark.parametrize(
+    ("speed", "sentence"),
+    [
+        (0.011, "not available on this CPU: it has no bf16 instructions, and a bf16 matrix product takes 91 times"),
+        (None, "would end this process here"),
+    ],
+)
+def test_bf16_where_it_cannot_be_done(monkeypatch, speed, sentence):
+    monkeypatch.setattr(precision, "bf16_speed", lambda: speed)
+    with pytest.raises(ConfigError, match=sentence):
+        Simulation(small("train.precision=bf16"))
+
+
+def test_bf16_where_it_is_no_gain_is_said(monkeypatch):
+    monkeypatch.setattr(precision, "bf16_speed", lambda: 0.5)
+    assert precision.require_bf16(torch.device("cpu")).startswith("bf16 is slower than fp32 on this CPU: 0.50 x")
+    monkeypatch.setattr(precision, "bf16_speed", lambda: 4.0)
+    assert precision.require_bf16(torch.device("cpu")) == ""
+
+
+def test_an_illegal_instruction_kills_the_trial_and_not_us(monkeypatch):
+    monkeypatch.setattr(precision, "_compare_products", lambda: os.kill(os.getpid(), signal.SIGILL))
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert precision.bf16_speed() is None
+    assert "ONEDNN_MAX_CPU_ISA" not in os.environ
+
+
+def test_without_amx_a_second_trial_may_succeed(monkeypatch):
+    def without_amx():
+        if os.environ.get("ONEDNN_MAX_CPU_ISA") != "AVX512_CORE_BF16":
+            os.kill(os.getpid(), signal.SIGILL)
+        return 0.5
+
+    monkeypatch.setattr(precision, "_compare_products", without_amx)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "to be restored")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    assert precision.bf16_speed() == 0.5
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+
+
+def test_a_trial_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(precision, "_compare_products", signal.pause)
+    monkeypatch.setattr(precision, "PATIENCE", 0.2)
+    assert precision._try_in_child() is None

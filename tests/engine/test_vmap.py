@@ -1,0 +1,300 @@
+"""The vmapped engine gives what the loop gives, but for rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cwfed import engine
+from cwfed.algorithms import ALGORITHMS, FedAvg
+from cwfed.data import Dataset
+from cwfed.engine import traced, vmap
+from cwfed.engine.bench import Diverged
+from cwfed.errors import ConfigError, RunError
+from cwfed.simulation import Simulation, to_tree
+from tests.conftest import finish, leaves, small
+
+
+def numbers(tree):
+    """All tensors of a state."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        return [tensor for part in tree for tensor in numbers(part)]
+    return [tree] if isinstance(tree, torch.Tensor) else []
+
+
+def assert_like_the_loop(*settings, rounds=4, check=lambda simulation: None):
+    """States agree to float precision after several rounds, and so do all accuracies.
+
+    With the paper's learning rate: at a large one WDR, whose gradient has length 1 however close p~ is to p, jumps to
+    and fro around its minimum, and every difference grows.
+    """
+    outcomes = []
+    for name in ("loop", "vmap"):
+        simulation = Simulation(small("train.lr=0.005", *settings, f"run.engine={name}", f"train.rounds={rounds}"))
+        if name == "vmap":
+            check(simulation)
+        outcomes.append(finish(simulation))
+    (a, events), (b, other_events) = outcomes
+    ours, theirs = numbers(to_tree(a)), numbers(to_tree(b))
+    assert len(ours) == len(theirs)
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-4, atol=2e-5)
+    for x, y in zip(events, other_events, strict=True):
+        assert (x.received.right, x.trained.right) == (y.received.right, y.trained.right)
+        assert (x.received.validation, x.trained.validation) == (y.received.validation, y.trained.validation)
+        assert (x.down, x.up, x.participants) == (y.down, y.up, y.participants)
+        assert x.loss == pytest.approx(y.loss, rel=1e-5)
+        assert x.penalty == pytest.approx(y.penalty, rel=1e-4, abs=1e-6)
+        assert x.received.loss == pytest.approx(y.received.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_like_the_loop(name):
+    assert_like_the_loop(f"algorithm.name={name}")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.participation=0.5", "train.dropout=0.2", "data.clients=12"),
+        ("train.epochs=3",),
+        ("train.batch_size=40", "data.clients=20"),  # most clients are smaller than a batch
+        ("algorithm.layers=all", "data.partition=dirichlet", "data.alpha=0.3"),
+        ("algorithm.objective={name='fedprox', mu=0.1}",),
+        ("algorithm.objective={name='feduv'}",),
+        ("data.newcomers=2", "run.evaluate_clients=3"),
+    ],
+)
+def test_every_setting_like_the_loop(settings):
+    assert_like_the_loop(*settings)
+
+
+def with_batch_norm(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, classes))
+    model.output_layer = "4"
+    return model
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_running_statistics_like_the_loop(policy):
+    assert_like_the_loop(f"model.name={__name__}:with_batch_norm", "model.options={}", f"train.batch_norm={policy}")
+
+
+def words():
+    """Sentences of 40 words whose classes have words of their own."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 4
+    tokens = rng.integers(2, 22, (400, 12)) + 20 * labels[:, None]
+    tokens[:, 8:][rng.random((400, 4)) < 0.5] = 0
+    return Dataset("words", tokens.astype(np.int32), labels, tuple("abcd"), tuple(f"w{i}" for i in range(2000)))
+
+
+TEXT = (f"data.name={__name__}:words", "model.name=fasttext", "model.options={}")
+
+
+@pytest.mark.parametrize("algorithm", ["cwfedavg", "fednh", "ifca"])
+def test_text_like_the_loop_by_the_rows_looked_up(algorithm):
+    def has_lookup(simulation):
+        assert list(simulation.engine._lookups) == ["embedding.weight"]
+
+    assert_like_the_loop(*TEXT, f"algorithm.name={algorithm}", "data.classes_per_client=2", check=has_lookup)
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox", "fedamp"])
+def test_a_penalty_on_the_whole_embedding_makes_it_dense(algorithm):
+    assert_like_the_loop(*TEXT, f"algorithm.name={algorithm}", "data.classes_per_client=2")
+
+
+def test_untouched_words_keep_their_bits():
+    simulation = Simulation(small(*TEXT, "run.engine=vmap", "data.classes_per_client=2", "algorithm.name=local"))
+    progress, _ = finish(simulation)
+    before = simulation.fresh(0)["embedding.weight"]
+    for kept in progress.kept.values():
+        after = kept["embedding.weight"]
+        assert torch.equal(after[100:], before[100:])
+        assert not torch.equal(after[2:100], before[2:100])
+        assert after[0].abs().max() == 0  # padding
+
+
+def test_tracing_does_not_change_the_bits(monkeypatch):
+    def outcome():
+        simulation = Simulation(small("run.engine=vmap", "train.rounds=4"))
+        progress, events = finish(simulation)
+        return simulation, leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
+
+    plain, *untraced = outcome()
+    assert not plain.engine._step._lines
+    monkeypatch.setattr(traced, "TRACE_AFTER", 2)
+    monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
+    simulation, *found = outcome()
+    assert simulation.engine._step._lines
+    assert simulation.engine._answer._lines
+    assert found == untraced
+
+
+def test_tracing_keeps_running_statistics(monkeypatch):
+    monkeypatch.setattr(traced, "TRACE_AFTER", 2)
+    monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
+    assert_like_the_loop(f"model.name={__name__}:with_batch_norm", "model.options={}")
+
+
+def test_few_clients_at_a_time_give_the_same(monkeypatch):
+    monkeypatch.setattr(vmap, "TOGETHER", 2)
+    assert_like_the_loop()
+
+
+@pytest.mark.slow
+def test_compiled_like_the_loop():
+    def compiles(simulation):
+        assert simulation.engine.compile
+
+    assert_like_the_loop("run.compile=always", check=compiles)
+
+
+def test_a_long_run_is_compiled_and_a_short_one_is_not():
+    short = Simulation(small("run.engine=vmap"))
+    long = Simulation(small("run.engine=vmap", "train.rounds=1000000"))
+    never = Simulation(small("run.engine=vmap", "train.rounds=1000000", "run.compile=never"))
+    assert [s.engine.compile for s in (short, long, never)] == [False, True, False]
+
+
+def test_compiling_without_a_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+        Simulation(small("run.engine=vmap", "run.compile=always"))
+    assert not Simulation(small("run.engine=vmap", "train.rounds=1000000")).engine.compile
+
+
+def test_what_the_compiler_refuses_runs_uncompiled_or_says_so(monkeypatch):
+    def refuse(*_):
+        raise OSError("no space left for the compiler")
+
+    monkeypatch.setattr("torch._inductor.compile", refuse)
+    with pytest.raises(RunError, match="no space left for the compiler"):
+        finish(Simulation(small("run.engine=vmap", "run.compile=always")))
+    monkeypatch.setattr(vmap, "COMPILE_FOR", 1)
+    assert_like_the_loop()
+
+
+# --- what cannot be vmapped
+
+
+def with_dropout(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, classes))
+    model.output_layer = "3"
+    return model
+
+
+class Undecided(nn.Module):
+    """Its path depends on the data."""
+
+    output_layer = "output"
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.output = nn.Linear(64, classes)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.output(x if x.sum() > 0 else -x)
+
+
+class Shifted(nn.Module):
+    """It looks up something else than its inputs."""
+
+    output_layer = "output"
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocabulary + 1, 8, sparse=True)
+        self.output = nn.Linear(8, classes)
+
+    def forward(self, tokens):
+        return self.output(self.embedding(tokens + 1).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ([f"model.name={__name__}:with_dropout"], "vmap"),
+        ([f"model.name={__name__}:Undecided"], "data-dependent control flow"),
+        ([*TEXT[:1], f"model.name={__name__}:Shifted"], "something else than its inputs"),
+    ],
+)
+def test_models_that_cannot_be_vmapped(settings, reason):
+    settings = [*settings, "model.options={}", "data.classes_per_client=2"]
+    with pytest.raises(ConfigError, match=r'use "threads": .*') as error:
+        Simulation(small(*settings, "run.engine=vmap"))
+    assert reason in str(error.value)
+    chosen = Simulation(small(*settings, "run.workers=2"))
+    assert chosen.engine.name == "threads"
+    assert reason in chosen.engine.why
+    finish(chosen)
+
+
+class Moody(FedAvg):
+    def penalty(self, params, output, labels, start):
+        return output.logits.new_zeros(()) if output.logits.sum() > 0 else output.logits.mean()
+
+
+def test_penalties_that_cannot_be_vmapped():
+    config = small(f"algorithm.name={__name__}:Moody", "run.engine=vmap")
+    with pytest.raises(RunError, match=r'cannot be vmapped, use run.engine = "threads"'):
+        finish(Simulation(config))
+
+
+def test_divergence_names_the_client():
+    with pytest.raises(Diverged, match=r"the loss of client \d+ in round 1 is not a finite number"):
+        finish(Simulation(small("run.engine=vmap", "train.lr=1e30")))
+
+
+def test_global_randomness_is_refused():
+    with pytest.raises((ConfigError, RunError), match=r"random"):
+        finish(Simulation(small(f"model.name={__name__}:drawing", "model.options={}", "run.engine=vmap")))
+
+
+def drawing(shape, classes):
+    class Drawing(nn.Sequential):
+        output_layer = "1"
+
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+    return Drawing(nn.Flatten(), nn.Linear(64, classes))
+
+
+# --- what "auto" picks
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "why"),
+    [
+        (["model.name=mlp", "data.clients=20"], "vmap", "mostly overhead"),
+        (["model.name=cnn", "model.options={}", "data.clients=20", "run.workers=2"], "threads", "there are 2"),
+        (["model.name=mlp", "data.clients=3", "data.partition=iid", "run.workers=2"], "threads", "there are 2"),
+        (["model.name=mlp", "data.clients=20", "train.participation=2", "run.workers=1"], "loop", "one core"),
+        ([*TEXT, "data.classes_per_client=2"], "vmap", "mostly overhead"),
+    ],
+)
+def test_auto_picks_by_model_and_clients(settings, name, why):
+    simulation = Simulation(small(*settings))
+    assert simulation.engine.name == name
+    assert why in simulation.engine.why
+    assert simulation.started().engine.startswith(f"{name}: ")
+
+
+def test_auto_does_not_depend_on_the_number_of_workers():
+    names = {Simulation(small("data.clients=20", f"run.workers={w}")).engine.name for w in (1, 2, 8)}
+    assert names == {"vmap"}
+
+
+def test_a_gpu_is_kept_busy_by_vmap():
+    simulation = Simulation(small("run.engine=loop", "data.clients=20"))
+    samples = simulation.engine._benches[0].samples
+    samples.device = torch.device("meta")  # any that is not the CPU
+    assert engine._pick(2, 20, simulation.template, samples, simulation.engine.how)[0] == "vmap"
+    assert engine._pick(2, 2, simulation.template, samples, simulation.engine.how)[0] == "loop"
