@@ -202,11 +202,9 @@ class Vmap(Loop):
         padded = self.compile and not group.buffers
         plans = [self._plan(round_, visit.client) for visit in visits]
         steps = np.array([len(plan) for plan in plans])
-        active = (steps[None, :] > np.arange(steps[0])[:, None]).sum(1).tolist()  # clients that still train, by step
-        rates = torch.zeros(len(active), len(plans), device=device)
-        for step, count in enumerate(active):
-            rates[step, :count] = self.how.lr
-        history = torch.zeros(*rates.shape, 2, device=device)
+        trains = torch.from_numpy(steps[None, :] > np.arange(steps[0])[:, None]).to(device)  # steps x clients
+        active, rates = trains.sum(1).tolist(), trains * self.how.lr
+        history: list[Tensor] = []
         shapes = tuple(note.shape for note in group.notes.values())
         drawn = torch.get_rng_state()
         now, among = group, len(plans)
@@ -215,7 +213,9 @@ class Vmap(Loop):
                 raise Stopped
             if among != (among := self._how_many(active[step], len(plans), padded)):
                 now = group.first(among)
-            inputs, labels, rate = inputs[:among], labels[:among], rates[step, :among]
+            rate = rates[step]
+            if among < len(plans):
+                inputs, labels, rate = inputs[:among], labels[:among], rate[:among]
             try:
                 with torch.no_grad():
                     looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
@@ -229,9 +229,10 @@ class Vmap(Loop):
                     raise
                 reason = str(error).splitlines()[0]
                 raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
-            history[step, : active[step]] = losses[: active[step]]
+            history.append(losses)
         refuse_global_draws(drawn)
-        means = history.double().sum(0).cpu().numpy() / steps[:, None]
+        told = nn.utils.rnn.pad_sequence(history).transpose(0, 1)  # steps x clients x (loss, penalty)
+        means = torch.where(trains[:, :, None], told, 0.0).double().sum(0).cpu().numpy() / steps[:, None]
         sums = [w.flatten(1).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
         finite = torch.stack(sums).isfinite().all(0).cpu().numpy()
         for visit, mean, intact in zip(visits, means, finite, strict=True):
