@@ -231,7 +231,7 @@ def test_models_that_cannot_be_vmapped(settings, reason):
         Simulation(small(*settings, "run.engine=vmap"))
     assert reason in str(error.value)
     chosen = Simulation(small(*settings, "run.workers=2"))
-    assert chosen.engine.name == "threads"
+    assert chosen.engine.name == "loop"
     assert reason in chosen.engine.why
     finish(chosen)
 
@@ -275,8 +275,13 @@ def drawing(shape, classes):
     [
         (["model.name=mlp", "data.clients=20"], "vmap", "mostly overhead"),
         (["model.name=cnn", "model.options={}", "data.clients=20", "run.workers=2"], "threads", "there are 2"),
-        (["model.name=mlp", "data.clients=3", "data.partition=iid", "run.workers=2"], "threads", "there are 2"),
-        (["model.name=mlp", "data.clients=20", "train.participation=2", "run.workers=1"], "loop", "one core"),
+        (
+            ["model.name=mlp", "data.clients=3", "data.partition=iid", "run.workers=2"],
+            "loop",
+            "too short for threads",
+        ),
+        (["model.name=mlp", "data.clients=20", "train.participation=2"], "loop", "too short for threads"),
+        (["model.name=cnn", "model.options={}", "data.clients=20", "run.workers=1"], "loop", "one worker"),
         ([*TEXT, "data.classes_per_client=2"], "vmap", "mostly overhead"),
     ],
 )

@@ -19,8 +19,10 @@ from cwfed.errors import ConfigError
 
 __all__ = ["Candidate", "Loop", "Score", "Threads", "Visit", "Visited", "Vmap", "choose", "find_device"]
 
-SMALL_STEP = 4_000_000
-"""Floating-point operations of a batch's forward pass under which a step on a CPU is mostly overhead."""
+SMALL_STEP, LARGE_STEP = 2_000_000, 8_000_000
+"""Floating-point operations of a batch's forward pass: under the first a step on a CPU is mostly overhead; from the
+second on it is work enough that threads do not wait for each other's Python (docs/performance.md has the measurements).
+"""
 ENOUGH_CLIENTS = 4
 """Fewer clients in a batched step do not make up for what it costs."""
 
@@ -73,7 +75,7 @@ def choose(
         except ConfigError as error:
             if not reason:
                 raise
-            name, reason = ("threads" if workers > 1 else "loop"), str(error)
+            name, reason = "loop", f"this model cannot be vmapped: {str(error).partition(': ')[2]}"
     if name == "threads":
         engine = Threads(*about, workers)
     elif name == "loop":
@@ -84,19 +86,21 @@ def choose(
 
 def _pick(workers: int, participants: int, model: nn.Module, samples: Samples, how: LocalTraining) -> tuple[str, str]:
     """The engine for "auto", and why."""
-    few = participants < ENOUGH_CLIENTS
-    if how.precision == "fp32" and not few:
-        if samples.device.type != "cpu":
-            return (
-                "vmap",
-                f"batches of {how.batch_size} samples of one client leave a {samples.device.type} device idle",
-            )
-        work = _forward_work(model, samples, how.batch_size)
-        if work < SMALL_STEP:
-            return "vmap", f"a step of this model is mostly overhead ({work / 1e6:.1f} MFLOP forward)"
-    if samples.device.type == "cpu" and workers > 1:
-        return "threads", f"a step of this model is work for a core, and there are {workers}"
-    return "loop", "one core" if samples.device.type == "cpu" else "few clients at a time, on one device"
+    batched = how.precision == "fp32" and participants >= ENOUGH_CLIENTS
+    if samples.device.type != "cpu":
+        if batched:
+            device = samples.device.type
+            return "vmap", f"batches of {how.batch_size} samples of one client leave a {device} device idle"
+        return "loop", "few clients at a time, on one device"
+    work = _forward_work(model, samples, how.batch_size)
+    step = f"a step of this model ({work / 1e6:.3g} MFLOP forward)"
+    if work < SMALL_STEP and batched:
+        return "vmap", f"{step} is mostly overhead"
+    if work < LARGE_STEP:
+        return "loop", f"{step} is too short for threads"
+    if workers == 1:
+        return "loop", "there is one worker"
+    return "threads", f"{step} is work for a core, and there are {workers}"
 
 
 def _forward_work(model: nn.Module, samples: Samples, batch_size: int) -> int:
