@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -191,48 +192,24 @@ class Vmap(Loop):
             ordered = [row for _, row in sorted(rows)]
             yield from (ordered[at : at + self._together] for at in range(0, len(ordered), self._together))
 
+    @torch.no_grad()
     def _train(
         self, round_: int, visits: Sequence[Visit], starts: Sequence[Start], rows: list[int], out: Params
     ) -> dict[int, tuple[float, float, Params]]:
         """Train one group; by row, its mean loss and penalty and the statistics that stay with the client."""
         self._bench.model.train()
-        device = self._bench.samples.device
         group = self._group(starts, [visit.statistics for visit in visits])
         tables = self._tables(starts, rows, out)
-        padded = self.compile and not group.buffers
         plans = [self._plan(round_, visit.client) for visit in visits]
-        steps = np.array([len(plan) for plan in plans])
-        trains = torch.from_numpy(steps[None, :] > np.arange(steps[0])[:, None]).to(device)  # steps x clients
-        active, rates = trains.sum(1).tolist(), trains * self.how.lr
-        history: list[Tensor] = []
-        shapes = tuple(note.shape for note in group.notes.values())
         drawn = torch.get_rng_state()
-        now, among = group, len(plans)
-        for step, inputs, labels in self._batches(plans, steps[0]):
-            if self._stop.is_set():
-                raise Stopped
-            if among != (among := self._how_many(active[step], len(plans), padded)):
-                now = group.first(among)
-            rate = rates[step]
-            if among < len(plans):
-                inputs, labels, rate = inputs[:among], labels[:among], rate[:among]
-            try:
-                with torch.no_grad():
-                    looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
-                    losses, *moves = self._step(
-                        (inputs.shape, shapes), now, looked_up, inputs, labels, rate, compile=padded
-                    )
-                    for table, move in zip(tables.values(), moves, strict=True):
-                        table.move(inputs, move)
-            except RuntimeError as error:
-                if round_ > 1 or step:
-                    raise
-                reason = str(error).splitlines()[0]
-                raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
-            history.append(losses)
+        try:
+            means = self._carry_out(plans, group, tables)
+        except RuntimeError as error:
+            if round_ > 1:
+                raise
+            reason = str(error).splitlines()[0]
+            raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
         refuse_global_draws(drawn)
-        told = nn.utils.rnn.pad_sequence(history).transpose(0, 1)  # steps x clients x (loss, penalty)
-        means = torch.where(trains[:, :, None], told, 0.0).double().sum(0).cpu().numpy() / steps[:, None]
         sums = [w.flatten(1).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
         finite = torch.stack(sums).isfinite().all(0).cpu().numpy()
         for visit, mean, intact in zip(visits, means, finite, strict=True):
@@ -248,6 +225,36 @@ class Vmap(Loop):
         kept = [{name: group.buffers[name][i].cpu().clone() for name in local} for i in range(len(rows))]
         return {row: (*means[i].tolist(), kept[i]) for i, row in enumerate(rows)}
 
+    def _carry_out(self, plans: Sequence[Indices], group: Group, tables: dict[str, Table]) -> NDArray[np.float64]:
+        """All steps of the clients' plans, longest first; each client's mean loss and penalty."""
+        device = self._bench.samples.device
+        padded = self.compile and not group.buffers
+        steps = np.array([len(plan) for plan in plans])
+        trains = torch.from_numpy(steps[None, :] > np.arange(steps[0])[:, None]).to(device)  # steps x clients
+        shapes = tuple(note.shape for note in group.notes.values())
+        history: list[Tensor] = []
+        now, among = group, len(plans)
+        together = np.stack([np.resize(plan, (steps[0], plan.shape[1])) for plan in plans], 1)  # who is done repeats
+        batches = self._bench.samples.batches(together)
+        rates = (trains * self.how.lr).unbind()
+        for (inputs, labels), rate, active in zip(batches, rates, trains.sum(1).tolist(), strict=True):
+            if self._stop.is_set():
+                raise Stopped
+            if among != (among := self._how_many(active, len(plans), padded)):
+                now = group.first(among)
+            if among < len(plans):
+                inputs, labels, rate = inputs[:among], labels[:among], rate[:among]
+            looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
+            key = (inputs.shape, shapes)
+            losses, *moves = self._step(key, now, looked_up, inputs, labels, rate, compile=padded)
+            for table, move in zip(tables.values(), moves, strict=True):
+                table.move(inputs, move)
+            history.append(losses)
+        told = nn.utils.rnn.pad_sequence(history).transpose(0, 1)  # steps x clients x (loss, penalty)
+        sums: NDArray[np.float64] = torch.where(trains[:, :, None], told, 0.0).double().sum(0).cpu().numpy()
+        means: NDArray[np.float64] = sums / steps[:, None]
+        return means
+
     def _how_many(self, active: int, clients: int, padded: bool) -> int:
         """Who is in the next step: those still training, or the least part that was worth compiling for."""
         if not padded:
@@ -259,12 +266,6 @@ class Vmap(Loop):
         own = self.federation.shards[client].train
         rng = stream(self.how.seed, "shuffle", round_, client)
         return own[batches(len(own), self.how, rng)]
-
-    def _batches(self, plans: Sequence[Indices], steps: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(step, inputs, labels) for all clients, gathered for many steps at once. Who is done repeats itself."""
-        together = np.stack([np.resize(plan, (steps, plan.shape[1])) for plan in plans], 1)
-        for step, (inputs, labels) in enumerate(self._bench.samples.batches(together)):
-            yield step, inputs, labels
 
     def _group(self, starts: Sequence[Start], statistics: Sequence[Params]) -> Group:
         """Clients' tensors stacked on the bench's device."""
@@ -327,7 +328,8 @@ class Vmap(Loop):
         rights, losses = [], []
         for inputs, labels in questions():
             rows = self._look_up(models, inputs)
-            (logits,) = self._answer(inputs.shape, group.params, group.buffers, rows, inputs)
+            compile = self.compile and not group.buffers
+            (logits,) = self._answer(inputs.shape, group.params, group.buffers, rows, inputs, compile=compile)
             rights.append(logits.argmax(2) == labels)
             loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
             losses.append(loss.view(labels.shape))
