@@ -132,7 +132,7 @@ def test_tracing_does_not_change_the_bits(monkeypatch):
     monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
     simulation, *found = outcome()
     assert simulation.engine._step._lines
-    assert simulation.engine._answer._lines
+    assert simulation.engine._judge._lines
     assert found == untraced
 
 

@@ -63,7 +63,7 @@ WORKLOADS = (
         ("data.name=digits", "model.name=mlp", *PAPER),
         10.0,
         10.0,
-        rounds=20,
+        rounds=40,
         warm_up=100,
     ),
     Workload(

@@ -84,7 +84,7 @@ class Vmap(Loop):
         self._gradient = vmap(grad(self._loss, has_aux=True))
         self._answers = vmap(self._forward)
         self._step = Traced(self._descend, insist=compile == "always")
-        self._answer = Traced(lambda *given: self._answers(*given)[:1])
+        self._judge = Traced(self._answer_and_compare)
         self._asked: dict[tuple[int, ...], Questions] = {}
         self._tested = False
         self._try_model()
@@ -251,7 +251,7 @@ class Vmap(Loop):
                 table.move(inputs, move)
             history.append(losses)
         told = nn.utils.rnn.pad_sequence(history).transpose(0, 1)  # steps x clients x (loss, penalty)
-        sums: NDArray[np.float64] = torch.where(trains[:, :, None], told, 0.0).double().sum(0).cpu().numpy()
+        sums: NDArray[np.float64] = torch.where(trains[:, :, None], told, 0.0).cpu().double().sum(0).numpy()
         means: NDArray[np.float64] = sums / steps[:, None]
         return means
 
@@ -328,14 +328,28 @@ class Vmap(Loop):
         rights, losses = [], []
         for inputs, labels in questions():
             rows = self._look_up(models, inputs)
-            compile = self.compile and not group.buffers
-            (logits,) = self._answer(inputs.shape, group.params, group.buffers, rows, inputs, compile=compile)
-            rights.append(logits.argmax(2) == labels)
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-            losses.append(loss.view(labels.shape))
+            right, loss = self._judge(
+                inputs.shape,
+                group.params,
+                group.buffers,
+                rows,
+                inputs,
+                labels,
+                compile=self.compile and not group.buffers,
+            )
+            rights.append(right)
+            losses.append(loss)
         right, loss = torch.cat(rights, 1).cpu(), torch.cat(losses, 1).cpu().double()
         found = (right & test).sum(1), torch.where(test, loss, 0.0).sum(1), (right & validation).sum(1)
         return [Score(*score) for score in zip(*(column.tolist() for column in found), strict=True)]
+
+    def _answer_and_compare(
+        self, params: Params, buffers: Params, rows: Params, inputs: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """For each client's samples: is the answer right, and its cross-entropy."""
+        logits, _ = self._answers(params, buffers, rows, inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        return logits.argmax(2) == labels, loss.view(labels.shape)
 
     def _questions(self, clients: tuple[int, ...]) -> Questions:
         """Which answers are of the test and of the validation data, and the batches: the same for every round.
