@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -303,3 +306,21 @@ def test_a_gpu_is_kept_busy_by_vmap():
     samples.device = torch.device("meta")  # any that is not the CPU
     assert engine._pick(2, 20, simulation.template, samples, simulation.engine.how)[0] == "vmap"
     assert engine._pick(2, 2, simulation.template, samples, simulation.engine.how)[0] == "loop"
+
+
+def test_the_work_of_a_forward_pass_by_hand():
+    """Two operations a weight and sample, and for a convolution a pixel."""
+    simulation = Simulation(small("run.engine=loop", "model.name=cnn", "model.options={}"))
+    samples = simulation.engine._benches[0].samples
+    pixels, fc, output = 64 * 32 * 25 + 16 * 64 * 800, 256 * 512, 512 * 10
+    assert engine._forward_work(simulation.template, samples, 10) == 2 * 10 * (pixels + fc + output)
+
+
+def test_the_start_of_a_run_does_not_load_torchs_compiler():
+    """It takes longer than all the rest."""
+    code = (
+        "import sys; from cwfed import config; from cwfed.simulation import Simulation;"
+        "s = Simulation(config.load(None, ['train.rounds=1'])); list(s.rounds(s.start())); s.close();"
+        "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
