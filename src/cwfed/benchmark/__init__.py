@@ -178,7 +178,11 @@ def picture(result: dict[str, Any], path: Path) -> None:
             [line["floor"]] * 2, [row - 0.4, row + 0.4], color="black", ls=":", label="floor" if row == 0 else None
         )
         axes.annotate(
-            f" {line['ratio']:.1f} x", (line["ratio"], row), va="center", xytext=(2, 0), textcoords="offset points"
+            f"{line['ratio']:.1f} x",
+            (max(line["ratio"], line["goal"]), row),
+            va="center",
+            xytext=(6, 0),
+            textcoords="offset points",
         )
     axes.set_yticks(
         range(len(lines)), [f"{line['title']}\n{line['engine']}, {line['precision']}" for line in lines], fontsize=8
@@ -193,6 +197,6 @@ def picture(result: dict[str, Any], path: Path) -> None:
         f"{machine['cpu']}, {machine['instruction_set']}, {machine['cores']} cores, torch {machine['torch']}",
         fontsize=8,
     )
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="upper right", bbox_to_anchor=(1, -0.08), ncols=2, fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
