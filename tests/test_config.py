@@ -65,7 +65,7 @@ def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_
         ("train.rounds=1.5", "train.rounds = 1.5 is not possible"),
         ("data.clients=0", "data.clients = 0 is not possible"),
         ("data.partition=random", "'pathological', 'dirichlet' or 'iid'"),
-        ("run.engine=gpu", "'auto', 'loop' or 'threads'"),
+        ("run.engine=gpu", "'auto', 'loop', 'threads' or 'vmap'"),
         ("data=3", "data = 3 is not possible"),
         ("train.lr.more=3", "train.lr"),
         ("algorithm=3", "algorithm = 3 is not possible"),

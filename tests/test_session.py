@@ -305,3 +305,17 @@ def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, mo
     assert not (tmp_path / "run" / "models").exists()
     session.run(small("run.save_models=all"), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "models" / "index.json").exists()
+
+
+def test_settings_that_came_later_do_not_lock_out_older_runs():
+    """A run of a version without train.precision has the hash that this version gives to fp32."""
+    import hashlib
+    import json
+
+    from cwfed import folder
+
+    config = small()
+    before = folder._flat(config.model_dump())
+    before = {k: v for k, v in before.items() if k not in folder.FREE_TO_CHANGE | {"train.rounds", "train.precision"}}
+    assert folder.experiment(config) == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+    assert folder.experiment(small("train.precision=bf16")) != folder.experiment(config)

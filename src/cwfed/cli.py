@@ -82,9 +82,12 @@ def bench(
     """Measure the engines side by side with published-style code: ratios, JSON, one picture."""
     from cwfed import benchmark
 
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CwfedError(f"--out {out_dir} cannot be made: {error.strerror}") from None
     with err.status("starting") as status:
         result = benchmark.bench(workloads or (), quick, tell=lambda title: status.update(f"measuring {title}"))
-    out_dir.mkdir(parents=True, exist_ok=True)
     (out_dir / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
     benchmark.picture(result, out_dir / "bench.png")
     if as_json:

@@ -24,6 +24,8 @@ from cwfed.events import Event
 from cwfed.simulation import Progress, from_tree, to_tree
 from cwfed.types import Params
 
+ADDED_LATER = {"train.precision": "fp32"}
+"""Settings that older runs do not have: at these values they mean what was done then."""
 FREE_TO_CHANGE = {
     "run.engine",
     "run.workers",
@@ -183,6 +185,9 @@ class RunFolder:
 def experiment(config: Config) -> str:
     """A hash of all settings that a resumed run must share."""
     settings = {k: v for k, v in _flat(config.model_dump()).items() if k not in FREE_TO_CHANGE | {"train.rounds"}}
+    for key, value in ADDED_LATER.items():
+        if settings.get(key) == value:
+            del settings[key]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

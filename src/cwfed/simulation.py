@@ -64,6 +64,7 @@ class Simulation(Experiment):
             how,
             run.compile,
             train.rounds,
+            steady=self._participants() == len(self.members) and train.dropout == 0,
         )
 
     def start(self) -> Progress:

@@ -115,6 +115,13 @@ def test_the_picture_and_the_table(tmp_path, capsys):
     assert "cnn-bf16: not available on this CPU" in said
 
 
+def test_when_every_workload_is_refused_there_is_no_picture(tmp_path):
+    refused = result()
+    refused["workloads"] = refused["workloads"][1:]
+    benchmark.picture(refused, tmp_path / "bench.png")
+    assert not (tmp_path / "bench.png").exists()
+
+
 def test_unknown_workload_and_a_missing_reference(monkeypatch):
     with pytest.raises(benchmark.ConfigError, match="did you mean mlp"):
         benchmark.bench(["mlpp"])

@@ -369,3 +369,8 @@ def test_a_data_set_checks_itself():
     ]:
         with pytest.raises(DataError, match=says):
             Dataset("bad", inputs, labels, names)
+
+
+def test_tokens_outside_the_vocabulary():
+    with pytest.raises(DataError, match="tokens run from 0 to 7, outside the 7 words"):
+        Dataset("words", np.array([[0, 7], [1, 2]], dtype=np.int32), np.array([0, 1]), ("a", "b"), tuple("0123456"))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from cwfed import engine
+from cwfed import engine, losses
 from cwfed.algorithms import ALGORITHMS, FedAvg
 from cwfed.data import Dataset
 from cwfed.engine import traced, vmap
 from cwfed.engine.bench import Diverged
 from cwfed.errors import ConfigError, RunError
 from cwfed.simulation import Simulation, to_tree
+from cwfed.types import Start
 from tests.conftest import finish, leaves, small
 
 
@@ -100,16 +103,142 @@ TEXT = (f"data.name={__name__}:words", "model.name=fasttext", "model.options={}"
 
 
 @pytest.mark.parametrize("algorithm", ["cwfedavg", "fednh", "ifca"])
-def test_text_like_the_loop_by_the_rows_looked_up(algorithm):
-    def has_lookup(simulation):
-        assert list(simulation.engine._lookups) == ["embedding.weight"]
+def test_text_like_the_loop_by_the_rows_looked_up(algorithm, monkeypatch):
+    moved = []
 
-    assert_like_the_loop(*TEXT, f"algorithm.name={algorithm}", "data.classes_per_client=2", check=has_lookup)
+    def watch(simulation):
+        move = vmap.Table.move
+        monkeypatch.setattr(vmap.Table, "move", lambda table, *given: (moved.append(1), move(table, *given)))
+
+    assert_like_the_loop(*TEXT, f"algorithm.name={algorithm}", "data.classes_per_client=2", check=watch)
+    assert moved
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "fedamp"])
-def test_a_penalty_on_the_whole_embedding_makes_it_dense(algorithm):
+def test_a_penalty_on_the_whole_embedding_makes_it_dense(algorithm, monkeypatch):
+    monkeypatch.setattr(vmap.Table, "move", None)
     assert_like_the_loop(*TEXT, f"algorithm.name={algorithm}", "data.classes_per_client=2")
+
+
+class Scaled(nn.Embedding):
+    """Not torch's embedding: it does something of its own."""
+
+    def forward(self, tokens):
+        return 5 * super().forward(tokens)
+
+
+def text_model(embedding):
+    class Text(nn.Module):
+        output_layer = "output"
+
+        def __init__(self, words, classes):
+            super().__init__()
+            self.embedding = embedding(words)
+            self.output = nn.Linear(8, classes)
+
+        def forward(self, tokens):
+            return self.output(self.embedding(tokens).mean(1))
+
+    return lambda shape, classes: Text(shape.vocabulary, classes)
+
+
+def frozen_embedding(words):
+    embedding = nn.Embedding(words, 8, sparse=True)
+    embedding.weight.requires_grad_(False)
+    return embedding
+
+
+scaled = text_model(lambda words: Scaled(words, 8, sparse=True))
+frozen = text_model(frozen_embedding)
+
+
+@pytest.mark.parametrize("model", ["scaled", "frozen"])
+def test_embeddings_of_another_kind_stay_what_they_are(model):
+    settings = (TEXT[0], f"model.name={__name__}:{model}", "model.options={}", "data.classes_per_client=2")
+    assert_like_the_loop(*settings, "train.lr=0.05", "algorithm.wdr=0", rounds=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven(FedAvg):
+    """Large clients are pulled, small ones are not; and their notes have the same shape but other names."""
+
+    def begin(self, got, own, data):
+        large = data.class_counts.sum() > 100
+        notes = {"strong" if large else "weak": torch.ones(3)}
+        return Start(got.model, got.model if large else {}, notes)
+
+    def penalty(self, params, output, labels, start):
+        if "weak" in start.notes:
+            return 0.1 * start.notes["weak"].sum() * output.weight.square().sum()
+        return losses.proximal(params, start.anchor) + start.notes["strong"].sum() * output.weight.square().sum()
+
+
+def test_starts_of_different_kinds_are_kept_apart(monkeypatch):
+    sizes = [len(s.train) > 100 for s in Simulation(small()).federation.shards]
+    assert any(sizes)
+    assert not all(sizes)
+    monkeypatch.setattr(traced, "TRACE_AFTER", 2)
+    monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
+    assert_like_the_loop(f"algorithm.name={__name__}:Uneven")
+
+
+@dataclasses.dataclass(frozen=True)
+class Late(FedAvg):
+    """Its proximal term, on the embedding too, begins in round 2."""
+
+    def begin(self, got, own, data):
+        moved = got.model["output.bias"].abs().sum() != Late.first.setdefault(
+            "sum", got.model["output.bias"].abs().sum()
+        )
+        return Start(got.model, got.model if moved else {})
+
+    def penalty(self, params, output, labels, start):
+        return 10 * losses.proximal(params, start.anchor) if start.anchor else output.logits.new_zeros(())
+
+
+Late.first = {}
+
+
+def test_a_penalty_on_the_embedding_that_begins_late():
+    Late.first.clear()
+    assert_like_the_loop(*TEXT, f"algorithm.name={__name__}:Late", "data.classes_per_client=2", "train.lr=0.02")
+
+
+def test_clients_without_any_test_sample():
+    settings = ["data.clients=300", "data.classes_per_client=1", "data.validation=0", "train.batch_size=2"]
+    config = small(
+        *settings, "train.participation=4", "run.evaluate_clients=30", "run.engine=vmap", "train.rounds=12"
+    )
+    _, events = finish(Simulation(config))
+    assert len(events) == 12
+
+
+def test_personal_models_are_made_a_few_at_a_time(monkeypatch):
+    """However many clients are measured."""
+    monkeypatch.setattr("cwfed.simulation.REMEMBERED", 0)
+    monkeypatch.setattr(vmap, "TOGETHER", 5)
+    simulation = Simulation(small("data.clients=40", "algorithm.layers=all", "run.engine=vmap", "train.batch_size=5"))
+    alive, most = [], 0
+    send = type(simulation.algorithm).send
+
+    def counted(self, state, client):
+        nonlocal most
+        made = send(self, state, client)
+        alive.append(weakref.ref(made.model["fc.weight"]))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return made
+
+    monkeypatch.setattr(type(simulation.algorithm), "send", counted)
+    simulation._measure_received(simulation.start())
+    assert most <= 11
+
+
+def test_a_closed_engine_lets_go_of_the_data():
+    simulation = Simulation(small("run.engine=vmap"))
+    finish(simulation)
+    samples = weakref.ref(simulation.engine._benches[0].samples) if simulation.engine._benches else None
+    assert samples is None
+    assert not {"_bench", "_judge", "_step"} & simulation.engine.__dict__.keys()
 
 
 def test_untouched_words_keep_their_bits():
@@ -126,16 +255,17 @@ def test_untouched_words_keep_their_bits():
 def test_tracing_does_not_change_the_bits(monkeypatch):
     def outcome():
         simulation = Simulation(small("run.engine=vmap", "train.rounds=4"))
+        functions = [simulation.engine._step, simulation.engine._judge]
         progress, events = finish(simulation)
-        return simulation, leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
+        lines = [len(function._lines) for function in functions]
+        return lines, leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
 
-    plain, *untraced = outcome()
-    assert not plain.engine._step._lines
+    lines, *untraced = outcome()
+    assert lines == [0, 0]
     monkeypatch.setattr(traced, "TRACE_AFTER", 2)
     monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
-    simulation, *found = outcome()
-    assert simulation.engine._step._lines
-    assert simulation.engine._judge._lines
+    lines, *found = outcome()
+    assert min(lines) > 0
     assert found == untraced
 
 
@@ -162,13 +292,23 @@ def test_a_long_run_is_compiled_and_a_short_one_is_not():
     short = Simulation(small("run.engine=vmap"))
     long = Simulation(small("run.engine=vmap", "train.rounds=1000000"))
     never = Simulation(small("run.engine=vmap", "train.rounds=1000000", "run.compile=never"))
-    assert [s.engine.compile for s in (short, long, never)] == [False, True, False]
+    others = Simulation(small("run.engine=vmap", "train.rounds=1000000", "train.participation=0.5"))
+    assert [s.engine.compile for s in (short, long, never, others)] == [False, True, False, False]
+
+
+def test_running_statistics_cannot_be_compiled():
+    settings = (f"model.name={__name__}:with_batch_norm", "model.options={}", "run.engine=vmap")
+    with pytest.raises(ConfigError, match="running statistics"):
+        Simulation(small(*settings, "run.compile=always"))
+    assert not Simulation(small(*settings, "train.rounds=1000000")).engine.compile
 
 
 def test_compiling_without_a_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
         Simulation(small("run.engine=vmap", "run.compile=always"))
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
+        Simulation(small("run.compile=always"))
     assert not Simulation(small("run.engine=vmap", "train.rounds=1000000")).engine.compile
 
 
@@ -245,9 +385,15 @@ class Moody(FedAvg):
 
 
 def test_penalties_that_cannot_be_vmapped():
-    config = small(f"algorithm.name={__name__}:Moody", "run.engine=vmap")
+    name = f"algorithm.name={__name__}:Moody"
     with pytest.raises(RunError, match=r'cannot be vmapped, use run.engine = "threads"'):
-        finish(Simulation(config))
+        finish(Simulation(small(name, "run.engine=vmap")))
+    by_loop, _ = finish(Simulation(small(name, "run.engine=loop")))
+    simulation = Simulation(small(name))
+    assert simulation.engine.name == "vmap"
+    by_auto, _ = finish(simulation)
+    assert leaves(to_tree(by_auto)) == leaves(to_tree(by_loop))
+    assert "cannot be vmapped" in simulation.engine.why
 
 
 def test_divergence_names_the_client():

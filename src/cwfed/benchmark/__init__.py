@@ -169,6 +169,8 @@ def picture(result: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     lines = [line for line in result["workloads"] if line["ratio"] is not None]
+    if not lines:
+        return
     figure = Figure(figsize=(8, 1.2 + 0.55 * len(lines)), layout="constrained")
     axes = figure.subplots()
     for row, line in enumerate(lines):
@@ -197,6 +199,6 @@ def picture(result: dict[str, Any], path: Path) -> None:
         f"{machine['cpu']}, {machine['instruction_set']}, {machine['cores']} cores, torch {machine['torch']}",
         fontsize=8,
     )
-    axes.legend(loc="upper right", bbox_to_anchor=(1, -0.08), ncols=2, fontsize=8, frameon=False)
+    axes.legend(loc="upper right", bbox_to_anchor=(0, -0.04), ncols=2, fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -59,7 +59,7 @@ WORKLOADS = (
     ),
     Workload(
         "mlp",
-        "MLP on digits, 20 clients",
+        "MLP on digits, 20 clients, a long run (compiled)",
         ("data.name=digits", "model.name=mlp", *PAPER),
         10.0,
         10.0,

@@ -64,6 +64,8 @@ def _problem(data: Dataset) -> str:
     if inputs.dtype != np.uint8 and not np.issubdtype(inputs.dtype, np.floating):
         if not (np.issubdtype(inputs.dtype, np.integer) and inputs.ndim == 2 and data.words):
             return f"inputs of type {inputs.dtype} and shape {inputs.shape[1:]} are neither images, vectors nor text"
+        if inputs.size and (inputs.min() < 0 or inputs.max() >= len(data.words)):
+            return f"tokens run from {inputs.min()} to {inputs.max()}, outside the {len(data.words)} words"
     elif inputs.ndim not in (2, 4):
         return f"a sample must be a vector or an image (height, width, channels), not {inputs.shape[1:]}"
     if np.issubdtype(inputs.dtype, np.floating) and not np.isfinite(inputs).all():

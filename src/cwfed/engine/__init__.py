@@ -13,7 +13,7 @@ from cwfed.data import Federation, Samples
 from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited
 from cwfed.engine.bench import LocalTraining
 from cwfed.engine.threads import Threads
-from cwfed.engine.vmap import Vmap
+from cwfed.engine.vmap import CannotVmap, Vmap
 from cwfed.errors import ConfigError
 
 __all__ = ["Candidate", "Loop", "Score", "Threads", "Visit", "Visited", "Vmap", "choose", "find_device"]
@@ -58,6 +58,7 @@ def choose(
     how: LocalTraining,
     compile: str = "auto",
     rounds: int = 1,
+    steady: bool = True,
 ) -> Loop:
     """The engine of this name. What "auto" picks depends on the experiment alone, never on a clock."""
     samples = Samples(federation.data.inputs, federation.data.labels, device)
@@ -70,8 +71,8 @@ def choose(
         if how.precision != "fp32":
             raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
         try:
-            engine: Loop = Vmap(*about, compile=compile, rounds=rounds)
-        except ConfigError as error:
+            engine: Loop = Vmap(*about, compile=compile, rounds=rounds, steady=steady, lenient=bool(reason))
+        except CannotVmap as error:
             if not reason:
                 raise
             name, reason = "loop", f"this model cannot be vmapped: {str(error).partition(': ')[2]}"
@@ -80,6 +81,8 @@ def choose(
     elif name == "loop":
         engine = Loop(*about)
     engine.why = reason
+    if how.precision == "bf16":
+        engine.try_training()
     return engine
 
 
@@ -90,7 +93,7 @@ def _pick(workers: int, participants: int, model: nn.Module, samples: Samples, h
         if batched:
             device = samples.device.type
             return "vmap", f"batches of {how.batch_size} samples of one client leave a {device} device idle"
-        return "loop", "few clients at a time, on one device"
+        return "loop", "few clients at a time, or bf16, on one device"
     work = _forward_work(model, samples, how.batch_size)
     step = f"a step of this model ({work / 1e6:.3g} MFLOP forward)"
     if work < SMALL_STEP and batched:
@@ -125,4 +128,11 @@ def _forward_work(model: nn.Module, samples: Samples, batch_size: int) -> int:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return sum(counted)
+    known = {
+        id(p)
+        for m in model.modules()
+        if m in layers or isinstance(m, nn.Embedding)
+        for p in m.parameters(recurse=False)
+    }
+    others = sum(p.numel() for p in model.parameters() if id(p) not in known)  # at least once a sample
+    return sum(counted) + 2 * others * len(inputs)

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
-from cwfed.engine.bench import Bench, ClientView, LocalTraining, Losses
+from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.errors import ConfigError
 from cwfed.types import Download, Params
 
 Item = TypeVar("Item")
@@ -87,10 +89,21 @@ class Loop:
         self.why = ""
         """Why "auto" chose this engine."""
         self._stop = threading.Event()
-        self._losses: Losses = {}
-        self._benches = [
-            Bench(model, federation, samples, self._stop, how.precision, self._losses) for _ in range(workers)
-        ]
+        self._benches = [Bench(model, federation, samples, self._stop, how.precision) for _ in range(workers)]
+
+    def try_training(self) -> None:
+        """One batch forward and backward: what does not work in this precision shows here."""
+        bench = self._benches[0]
+        try:
+            inputs, labels = bench.samples.batch(self.federation.shards[0].train[:2])
+            bench.model.eval()
+            loss = nn.functional.cross_entropy(bench.forward(inputs).logits, labels)
+            torch.autograd.grad(loss, [p for p in bench.model.parameters() if p.requires_grad], allow_unused=True)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f'train.precision = "{self.how.precision}" cannot be used with this model: {reason}'
+            ) from None
 
     def map(self, function: Callable[[Bench, Item], Result], items: Iterable[Item]) -> list[Result]:
         """Results in the order of the items."""
@@ -111,9 +124,7 @@ class Loop:
             extras = self.algorithm.finish(trained, start, bench.view(visit.client, kept))
             return Visited(visit.client, loss, penalty, got.nbytes, extras, kept)
 
-        visited = self.map(one, list(enumerate(visits)))
-        self._losses.clear()  # of models that are no longer anybody's
-        return visited
+        return self.map(one, list(enumerate(visits)))
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Score]:
         """The score of each candidate."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
@@ -74,12 +74,6 @@ class SeededDropout(nn.Module):
 WHOLE_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-Losses: TypeAlias = dict[tuple[Hashable, ...], tuple[Sequence[Params], Tensor]]
-"""What clients measured: the evaluation of a round asks what the next round's start asks again. By client, part of its
-data and identities of the models, which are kept beside it so that they stay theirs.
-"""
-
-
 class _Features:
     """A hook that keeps what the output layer saw. It knows nothing of its bench: a cycle would keep the bench,
     and with it all data, in memory until Python looks for cycles.
@@ -105,15 +99,12 @@ class ClientView:
 
     def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
         """The mean cross-entropy of each model on a part of the client's training data."""
-        key = (self._client, part, *map(id, models))
-        if key not in self._bench.losses:
-            indices = self._shard.train if part == "train" else self._shard.holdout
-            means = []
-            for model in models:
-                self._bench.load(model | self._statistics)
-                means.append(self._bench.measure(indices)[1].mean())
-            self._bench.losses[key] = (models, torch.tensor(np.array(means)))
-        return self._bench.losses[key][1]
+        indices = self._shard.train if part == "train" else self._shard.holdout
+        means = []
+        for model in models:
+            self._bench.load(model | self._statistics)
+            means.append(self._bench.measure(indices)[1].mean())
+        return torch.tensor(np.array(means))
 
     def class_means(self, params: Params) -> Tensor:
         """The mean normalised feature of each class; zero where the client has no sample."""
@@ -131,9 +122,7 @@ class Bench:
         samples: Samples,
         stop: threading.Event,
         precision: Precision = "fp32",
-        losses: Losses | None = None,
     ) -> None:
-        self.losses: Losses = {} if losses is None else losses
         self.model = copy.deepcopy(model).to(samples.device)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.federation, self.samples, self.stop = federation, samples, stop

@@ -36,6 +36,8 @@ def to_bf16(network: nn.Module, output: nn.Module) -> list[tuple[nn.Parameter, T
         elif isinstance(module, CAST):
             module.register_forward_pre_hook(_in_bfloat16)
             for parameter in module.parameters(recurse=False):
+                if parameter.dtype == torch.bfloat16:  # shared with a layer that was cast before
+                    continue
                 master = parameter.detach().clone().requires_grad_(parameter.requires_grad)
                 parameter.data = parameter.data.bfloat16()
                 pairs.append((parameter, master))

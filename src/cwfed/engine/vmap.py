@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,9 +28,10 @@ from torch.func import functional_call, grad, vmap
 from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
 from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited
-from cwfed.engine.bench import Diverged, Stopped, batches, refuse_global_draws
+from cwfed.engine.bench import ClientView, Diverged, Stopped, batches, refuse_global_draws
 from cwfed.engine.traced import Traced
 from cwfed.errors import ConfigError, RunError
+from cwfed.mixing import rows as rows_of
 from cwfed.rng import stream
 from cwfed.types import Output, Params, Start, nbytes
 
@@ -64,29 +67,47 @@ class Group(NamedTuple):
         return Group(*({name: tensor[:count] for name, tensor in kind.items()} for kind in self))
 
 
+class CannotVmap(ConfigError):
+    """The model or the penalty does something that torch cannot batch."""
+
+
 class Vmap(Loop):
     """Every client's step in one operation with a leading axis of clients."""
 
     name = "vmap"
 
-    def __init__(self, *given: Any, compile: str = "never", rounds: int = 1, **named: Any) -> None:
+    def __init__(
+        self,
+        *given: Any,
+        compile: str = "never",
+        rounds: int = 1,
+        steady: bool = True,
+        lenient: bool = False,
+        **named: Any,
+    ) -> None:
+        """`steady`: the same clients take part in every round. `lenient`: what cannot be vmapped is done as by the loop."""
         super().__init__(*given, **named)
+        self.lenient = lenient
+        self._proved: bool | None = None
         can_compile = any(map(shutil.which, ("g++", "clang++", "c++")))
         if compile == "always" and not can_compile:
             raise ConfigError('run.compile = "always" needs a C++ compiler, and there is none on this machine')
         longest = max(len(shard.train) for shard in self.federation.shards)
         steps = rounds * self.how.epochs * max(1, longest // self.how.batch_size)
-        self.compile = compile == "always" or (compile == "auto" and can_compile and steps >= COMPILE_FOR)
-
         self._bench = self._benches[0]
-        self._lookups = _lookups(self._bench.model)
+        if compile == "always" and self._bench.buffers:
+            raise ConfigError('run.compile = "always" cannot be used with a model that has running statistics')
+        # Other clients are other shapes, and each would be another compilation.
+        pays = steady and steps >= COMPILE_FOR and can_compile and not self._bench.buffers
+        self.compile = compile == "always" or (compile == "auto" and pays)
+        self._lookups = _lookups(self._bench.model, self.federation.data.inputs)
         self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._bench.params)))
         self._gradient = vmap(grad(self._loss, has_aux=True))
         self._answers = vmap(self._forward)
         self._step = Traced(self._descend, insist=compile == "always")
         self._judge = Traced(self._answer_and_compare)
         self._asked: dict[tuple[int, ...], Questions] = {}
-        self._tested = False
+        self._tested: set[Hashable] = set()
         self._try_model()
 
     def _try_model(self) -> None:
@@ -99,9 +120,15 @@ class Vmap(Loop):
             self._bench.model.train()
             self._answers(group.params, group.buffers, self._look_up([model] * 2, inputs), inputs)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            raise ConfigError(
+            raise CannotVmap(
                 f'run.engine = "vmap" cannot be used with this model, use "threads": {str(error).splitlines()[0]}'
             ) from None
+
+    def close(self) -> None:
+        super().close()
+        self._asked.clear()
+        for held in ("_bench", "_gradient", "_answers", "_step", "_judge", "_lookups"):
+            self.__dict__.pop(held, None)  # they know the network, and through it the data
 
     # --- one step, pure but for the parameters it moves
 
@@ -146,32 +173,48 @@ class Vmap(Loop):
     # --- training
 
     def visit(self, round_: int, visits: Sequence[Visit], out: Params) -> list[Visited]:
+        if self._proved is False:
+            return super().visit(round_, visits, out)
+        try:
+            visited = self._visit_together(round_, visits, out)
+        except (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError) as error:
+            if self._proved:
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            if not self.lenient:
+                raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
+            self._proved, self.why = False, f"this cannot be vmapped: {reason}"
+            return super().visit(round_, visits, out)
+        self._proved = True
+        return visited
+
+    def _visit_together(self, round_: int, visits: Sequence[Visit], out: Params) -> list[Visited]:
         starts, downloaded = [], []
         for visit in visits:
             got = visit.download()
             starts.append(self.algorithm.begin(got, visit.own, self._bench.view(visit.client, visit.statistics)))
             downloaded.append(got.nbytes)
-        self._test_penalty(visits, starts)
         trained: dict[int, tuple[float, float, Params]] = {}
-        for rows in self._groups(visits, starts):
-            trained |= self._train(round_, [visits[r] for r in rows], [starts[r] for r in rows], rows, out)
+        for alike, rows in self._groups(visits, starts):
+            chosen, begun = [visits[r] for r in rows], [starts[r] for r in rows]
+            self._test_penalty(alike, chosen[0], begun[0])
+            trained |= self._train(round_, alike, chosen, begun, rows, out)
         visited = []
         for row, visit in enumerate(visits):
             loss, penalty, kept = trained[row]
             model = {name: stack[row] for name, stack in out.items()}
             extras = self.algorithm.finish(model, starts[row], self._bench.view(visit.client, kept))
             visited.append(Visited(visit.client, loss, penalty, downloaded[row], extras, kept))
-        self._losses.clear()
         return visited
 
-    def _test_penalty(self, visits: Sequence[Visit], starts: Sequence[Start]) -> None:
+    def _test_penalty(self, alike: Hashable, visit: Visit, start: Start) -> None:
         """Looked-up rows get the gradient of the loss alone: a penalty on a whole embedding makes it dense."""
-        if self._tested or not self._lookups or not visits:
+        if alike in self._tested or not self._lookups:
             return
-        self._tested = True
-        bench, start = self._bench, starts[0]
-        bench.load(start.params | visits[0].statistics)
-        inputs, labels = bench.samples.batch(self.federation.shards[visits[0].client].train[: self.how.batch_size])
+        self._tested.add(alike)
+        bench = self._bench
+        bench.load(start.params | visit.statistics)
+        inputs, labels = bench.samples.batch(self.federation.shards[visit.client].train[: self.how.batch_size])
         said = bench.forward(inputs)
         output = Output(said.logits.detach(), said.features.detach(), said.weight)
         penalty = self.algorithm.penalty(bench.params, output, labels, bench.here(start))
@@ -181,20 +224,27 @@ class Vmap(Loop):
             if any(gradient is not None for gradient in gradients):
                 self._lookups.clear()
 
-    def _groups(self, visits: Sequence[Visit], starts: Sequence[Start]) -> Iterator[list[int]]:
-        """Rows that can train together: equal batches and notes of equal shape; longest first."""
-        alike = defaultdict(list)
+    def _groups(self, visits: Sequence[Visit], starts: Sequence[Start]) -> Iterator[tuple[Hashable, list[int]]]:
+        """What is alike in some starts, and their rows: equal batches, notes and anchors. Longest first."""
+        groups = defaultdict(list)
         for row, (visit, start) in enumerate(zip(visits, starts, strict=True)):
             samples = len(self.federation.shards[visit.client].train)
-            shapes = tuple((name, tuple(note.shape)) for name, note in sorted(start.notes.items()))
-            alike[min(self.how.batch_size, samples), shapes].append((-samples, row))
-        for rows in alike.values():
+            notes = tuple((name, note.shape, note.dtype) for name, note in start.notes.items())
+            groups[min(self.how.batch_size, samples), notes, tuple(start.anchor)].append((-samples, row))
+        for alike, rows in groups.items():
             ordered = [row for _, row in sorted(rows)]
-            yield from (ordered[at : at + self._together] for at in range(0, len(ordered), self._together))
+            for at in range(0, len(ordered), self._together):
+                yield alike, ordered[at : at + self._together]
 
     @torch.no_grad()
     def _train(
-        self, round_: int, visits: Sequence[Visit], starts: Sequence[Start], rows: list[int], out: Params
+        self,
+        round_: int,
+        alike: Hashable,
+        visits: Sequence[Visit],
+        starts: Sequence[Start],
+        rows: list[int],
+        out: Params,
     ) -> dict[int, tuple[float, float, Params]]:
         """Train one group; by row, its mean loss and penalty and the statistics that stay with the client."""
         self._bench.model.train()
@@ -202,15 +252,9 @@ class Vmap(Loop):
         tables = self._tables(starts, rows, out)
         plans = [self._plan(round_, visit.client) for visit in visits]
         drawn = torch.get_rng_state()
-        try:
-            means = self._carry_out(plans, group, tables)
-        except RuntimeError as error:
-            if round_ > 1:
-                raise
-            reason = str(error).splitlines()[0]
-            raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
+        means = self._carry_out(alike, plans, group, tables)
         refuse_global_draws(drawn)
-        sums = [w.flatten(1).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
+        sums = [rows_of(w).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
         finite = torch.stack(sums).isfinite().all(0).cpu().numpy()
         for visit, mean, intact in zip(visits, means, finite, strict=True):
             if not intact or not np.isfinite(mean).all():
@@ -225,13 +269,14 @@ class Vmap(Loop):
         kept = [{name: group.buffers[name][i].cpu().clone() for name in local} for i in range(len(rows))]
         return {row: (*means[i].tolist(), kept[i]) for i, row in enumerate(rows)}
 
-    def _carry_out(self, plans: Sequence[Indices], group: Group, tables: dict[str, Table]) -> NDArray[np.float64]:
+    def _carry_out(
+        self, alike: Hashable, plans: Sequence[Indices], group: Group, tables: dict[str, Table]
+    ) -> NDArray[np.float64]:
         """All steps of the clients' plans, longest first; each client's mean loss and penalty."""
         device = self._bench.samples.device
-        padded = self.compile and not group.buffers
+        padded = self.compile
         steps = np.array([len(plan) for plan in plans])
         trains = torch.from_numpy(steps[None, :] > np.arange(steps[0])[:, None]).to(device)  # steps x clients
-        shapes = tuple(note.shape for note in group.notes.values())
         history: list[Tensor] = []
         now, among = group, len(plans)
         together = np.stack([np.resize(plan, (steps[0], plan.shape[1])) for plan in plans], 1)  # who is done repeats
@@ -245,7 +290,7 @@ class Vmap(Loop):
             if among < len(plans):
                 inputs, labels, rate = inputs[:among], labels[:among], rate[:among]
             looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
-            key = (inputs.shape, shapes)
+            key = (inputs.shape, alike, *looked_up)
             losses, *moves = self._step(key, now, looked_up, inputs, labels, rate, compile=padded)
             for table, move in zip(tables.values(), moves, strict=True):
                 table.move(inputs, move)
@@ -310,13 +355,15 @@ class Vmap(Loop):
     # --- measuring
 
     def measure(self, candidates: Sequence[Candidate]) -> list[Score]:
-        models = [c.model(self._bench.view(c.client, c.statistics)) for c in candidates]
-        if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
-            return super().measure(candidates)
         scores = []
         for at in range(0, len(candidates), self._together):
-            end = at + self._together
-            scores += self._score_each(models[at:end], candidates[at:end])
+            chosen = candidates[at : at + self._together]
+            models = [c.model(self._bench.view(c.client, c.statistics)) for c in chosen]
+            if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
+                made = [replace(c, model=partial(_made, m)) for c, m in zip(chosen, models, strict=True)]
+                scores += super().measure(made)
+            else:
+                scores += self._score_each(models, chosen)
         return scores
 
     @torch.no_grad()
@@ -325,6 +372,8 @@ class Vmap(Loop):
         self._bench.model.eval()
         group = self._group([Start(model) for model in models], [c.statistics for c in candidates])
         test, validation, questions = self._questions(tuple(c.client for c in candidates))
+        if not test.numel():
+            return [Score(0, 0.0, 0) for _ in candidates]
         rights, losses = [], []
         for inputs, labels in questions():
             rows = self._look_up(models, inputs)
@@ -335,7 +384,7 @@ class Vmap(Loop):
                 rows,
                 inputs,
                 labels,
-                compile=self.compile and not group.buffers,
+                compile=self.compile,
             )
             rights.append(right)
             losses.append(loss)
@@ -375,6 +424,10 @@ class Vmap(Loop):
         of_validation = (place >= tests) & (place < ends)
         self._asked = {clients: (place < tests, of_validation, gathered if kept is None else lambda: kept)}
         return self._asked[clients]
+
+
+def _made(model: Params, _: ClientView) -> Params:
+    return model
 
 
 def _along(rate: Tensor, like: Tensor) -> Tensor:
@@ -425,13 +478,16 @@ class Lookup(nn.Embedding):
         return self.rows
 
 
-def _lookups(model: nn.Module) -> dict[str, Lookup]:
-    """The embeddings with sparse gradients, made ready to be given rows; by the name of their weights."""
+def _lookups(model: nn.Module, inputs: NDArray[Any]) -> dict[str, Lookup]:
+    """The plain, trained embeddings with sparse gradients, made ready to be given rows; by the name of their weights."""
     found = {}
+    names = {name for name, _ in model.named_parameters()}  # a shared weight has one name
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and module.sparse:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             module.sparse = False  # torch.func has no sparse gradients; where rows are given it needs none
-            if module.max_norm is None and not module.scale_grad_by_freq:
+            plain = type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq
+            trained = module.weight.requires_grad and f"{name}.weight" in names
+            if plain and trained and module.num_embeddings > inputs.max():
                 module.__class__ = Lookup
                 assert isinstance(module, Lookup)
                 found[f"{name}.weight"] = module
