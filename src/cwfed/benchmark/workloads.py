@@ -47,7 +47,7 @@ WORKLOADS = (
         (f"data.name={HERE}:images32", *CIFAR),
         4.0,
         3.0,
-        samples=(4000, 12000),
+        samples=(3000, 12000),
     ),
     Workload(
         "cnn-bf16",
@@ -55,7 +55,7 @@ WORKLOADS = (
         (f"data.name={HERE}:images32", *CIFAR, "train.precision=bf16"),
         6.0,
         4.5,
-        samples=(4000, 12000),
+        samples=(3000, 12000),
     ),
     Workload(
         "mlp",
@@ -72,7 +72,7 @@ WORKLOADS = (
         (f"data.name={HERE}:texts", "model.name=fasttext", "data.clients=10", "data.partition=iid", *PAPER),
         8.0,
         8.0,
-        samples=(20000, 40000),
+        samples=(12000, 40000),
         warm_up=7,
     ),
     Workload(
