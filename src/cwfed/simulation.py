@@ -16,6 +16,7 @@ from torch import Tensor
 from cwfed import engine, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
+from cwfed.engine.base import as_it_is
 from cwfed.engine.bench import ClientView, LocalTraining
 from cwfed.engine.precision import require_bf16
 from cwfed.events import Newcomers, PhaseResult, Round, Started
@@ -241,7 +242,7 @@ class Simulation(Experiment):
             stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
             own = {c: {n: kept[c][n] for n in self.initial} for c in stale}
         candidates = [Candidate(c, partial(_row, stack, row), self._statistics(kept, c)) for c, row in rows.items()]
-        candidates += [Candidate(c, partial(_as_it_is, model), self._statistics(kept, c)) for c, model in own.items()]
+        candidates += [Candidate(c, partial(as_it_is, model), self._statistics(kept, c)) for c, model in own.items()]
         return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
@@ -277,7 +278,7 @@ class Simulation(Experiment):
                 counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
                 model = self.algorithm.newcomer(progress.server, counts)
                 statistics = self._statistics(progress.kept, c)
-                candidates.append(Candidate(c, partial(_as_it_is, model), statistics))
+                candidates.append(Candidate(c, partial(as_it_is, model), statistics))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
         return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
@@ -344,10 +345,6 @@ class _Clock:
 
 def _row(stack: Params, row: int, view: ClientView) -> Params:
     return {name: w[row] for name, w in stack.items()}
-
-
-def _as_it_is(model: Params, view: ClientView) -> Params:
-    return model
 
 
 def _finite(value: float) -> float | None:

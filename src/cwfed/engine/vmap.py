@@ -27,8 +27,9 @@ from torch.func import functional_call, grad, vmap
 
 from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
-from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited
-from cwfed.engine.bench import ClientView, Diverged, Stopped, batches, refuse_global_draws
+from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited, as_it_is
+from cwfed.engine.bench import Diverged, Stopped, batches, refuse_global_draws
+from cwfed.engine.embeddings import Table, along, lookups
 from cwfed.engine.traced import Traced
 from cwfed.errors import ConfigError, RunError
 from cwfed.mixing import rows as rows_of
@@ -100,7 +101,7 @@ class Vmap(Loop):
         # Other clients are other shapes, and each would be another compilation.
         pays = steady and steps >= COMPILE_FOR and can_compile and not self._bench.buffers
         self.compile = compile == "always" or (compile == "auto" and pays)
-        self._lookups = _lookups(self._bench.model, self.federation.data.inputs)
+        self._lookups = lookups(self._bench.model, self.federation.data.inputs)
         self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._bench.params)))
         self._gradient = vmap(grad(self._loss, has_aux=True))
         self._answers = vmap(self._forward)
@@ -162,10 +163,10 @@ class Vmap(Loop):
         found: tuple[tuple[Params, Params], Tensor] = self._gradient((group.trained, rows), group, inputs, labels)
         (gradients, by_row), losses = found
         for name, w in group.trained.items():
-            w.sub_(_along(rate, w) * gradients[name])
+            w.sub_(along(rate, w) * gradients[name])
         moves = []
         for name, gradient in by_row.items():
-            move = -_along(rate, gradient) * gradient
+            move = -along(rate, gradient) * gradient
             padding = self._lookups[name].padding_idx
             moves.append(move if padding is None else move * (inputs != padding).unsqueeze(-1))
         return losses, *moves
@@ -360,7 +361,7 @@ class Vmap(Loop):
             chosen = candidates[at : at + self._together]
             models = [c.model(self._bench.view(c.client, c.statistics)) for c in chosen]
             if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
-                made = [replace(c, model=partial(_made, m)) for c, m in zip(chosen, models, strict=True)]
+                made = [replace(c, model=partial(as_it_is, m)) for c, m in zip(chosen, models, strict=True)]
                 scores += super().measure(made)
             else:
                 scores += self._score_each(models, chosen)
@@ -424,71 +425,3 @@ class Vmap(Loop):
         of_validation = (place >= tests) & (place < ends)
         self._asked = {clients: (place < tests, of_validation, gathered if kept is None else lambda: kept)}
         return self._asked[clients]
-
-
-def _made(model: Params, _: ClientView) -> Params:
-    return model
-
-
-def _along(rate: Tensor, like: Tensor) -> Tensor:
-    """A rate per client, shaped to multiply a tensor with a leading axis of clients."""
-    return rate.view(-1, *[1] * (like.ndim - 1))
-
-
-class Table:
-    """The embeddings of several clients: some rows of a stack of tables."""
-
-    def __init__(self, stack: Tensor, rows: Tensor) -> None:
-        self.stack, self.rows = stack, rows
-        self.offsets = rows * stack.shape[1]
-
-    def _places(self, tokens: Tensor) -> Tensor:
-        """Where the tokens' embeddings are when all tables are one."""
-        return (tokens + _along(self.offsets[: len(tokens)], tokens)).flatten()
-
-    def look_up(self, tokens: Tensor) -> Tensor:
-        """The embeddings of each client's tokens."""
-        return self.stack.flatten(0, 1).index_select(0, self._places(tokens)).view(*tokens.shape, -1)
-
-    def move(self, tokens: Tensor, moves: Tensor) -> None:
-        """Add to the embeddings of each client's tokens."""
-        self.stack.flatten(0, 1).index_add_(0, self._places(tokens), moves.flatten(0, -2))
-
-    def sums(self) -> Tensor:
-        """One number per client, finite when all of its embeddings are."""
-        return torch.stack([self.stack[row].sum() for row in self.rows.tolist()])
-
-    def save(self, stack: Tensor) -> None:
-        """Into the stack that is handed over, if this is not it."""
-        if stack is not self.stack:
-            stack[self.rows.cpu()] = self.stack[self.rows].to(stack.device)
-
-
-class Lookup(nn.Embedding):
-    """An embedding of the network's inputs that can be given the rows it would look up."""
-
-    rows: Tensor | None = None
-    inputs: Tensor | None = None
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        if self.rows is None:
-            return super().forward(tokens)
-        if tokens is not self.inputs:
-            raise RuntimeError("it looks up something else than its inputs in an embedding")
-        return self.rows
-
-
-def _lookups(model: nn.Module, inputs: NDArray[Any]) -> dict[str, Lookup]:
-    """The plain, trained embeddings with sparse gradients, made ready to be given rows; by the name of their weights."""
-    found = {}
-    names = {name for name, _ in model.named_parameters()}  # a shared weight has one name
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            module.sparse = False  # torch.func has no sparse gradients; where rows are given it needs none
-            plain = type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq
-            trained = module.weight.requires_grad and f"{name}.weight" in names
-            if plain and trained and module.num_embeddings > inputs.max():
-                module.__class__ = Lookup
-                assert isinstance(module, Lookup)
-                found[f"{name}.weight"] = module
-    return found
