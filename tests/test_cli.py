@@ -148,7 +148,8 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["run", "--resume", "--out", "typo"], "holds no run to resume"),
         (["data", "show", "--out", "who"], "needs an ending"),
         (["cost", "--participants", "30"], "only 20 clients"),
-        (["data", "show", "--out", "who.nonsense"], "cannot be written"),
+        (["data", "show", "--out", "who.nonsense"], "unknown picture format 'nonsense'"),
+        (["data", "show", "--out", "no/where.png"], "cannot be written"),
         (["data", "prepare", "cifar11"], "did you mean cifar10"),
     ],
 )

@@ -119,3 +119,27 @@ def test_an_output_layer_of_zeros_says_nothing():
 def test_norm_distribution_does_not_depend_on_scale(scale):
     weight = torch.tensor([[3.0, 4.0], [6.0, 8.0]]) * scale
     torch.testing.assert_close(mixing.norm_distribution(weight), torch.tensor([1 / 3, 2 / 3]))
+
+
+def test_unmix_finds_the_shares_by_hand():
+    parts = torch.tensor([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 2.0], [0.0, 0.0]]], dtype=torch.float64)
+    mixed = torch.tensor([[[0.25, 1.5], [0.0, 0.0]], [[3.0, 0.0], [4.0, 0.0]]], dtype=torch.float64)
+    shares, is_mixture = mixing.unmix(mixed, parts)
+    torch.testing.assert_close(shares, torch.tensor([[0.25, 0.75], [3.0, 0.0]], dtype=torch.float64))
+    assert is_mixture.tolist() == [True, False]  # of the second, 4 of a length of 5 are left over
+
+
+def test_unmix_is_not_taken_in_by_what_is_merely_near():
+    start, noise = torch.randn(50, dtype=torch.float64), torch.randn(4, 50, dtype=torch.float64)
+    parts = start + 1e-3 * noise[:3]
+    near = (start + 1e-3 * noise[3])[None]
+    assert mixing.unmix(near, parts)[1].tolist() == [False]
+    true = torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64) @ parts
+    shares, is_mixture = mixing.unmix(true.float().double(), parts)  # a model is float32
+    assert is_mixture.tolist() == [True]
+    torch.testing.assert_close(shares, torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64), atol=1e-3, rtol=0)
+    assert mixing.unmix(true, start.expand(3, -1))[1].tolist() == [False]  # equal parts say nothing
+
+
+def test_unmix_has_no_answer_where_many_would_do():
+    assert mixing.unmix(torch.ones(1, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)) is None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import resource
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -184,3 +185,54 @@ def tensors(tree):
 def test_what_only_shows_with_the_data(settings, says):
     with pytest.raises(ConfigError, match=says):
         Simulation(small(*settings)).start()
+
+
+# --- the portrait in the last round
+
+
+def test_portrait_of_fedavg_shows_the_average_and_its_weights():
+    simulation = Simulation(small("algorithm.name=fedavg"))
+    progress, events = finish(simulation)
+    assert [event.portrait is None for event in events] == [True, True, False]
+    portrait, name = events[-1].portrait, simulation.task.output_weight
+    sizes = [len(shard.train) for shard in simulation.federation.shards]
+    for row in portrait.mixture:
+        np.testing.assert_allclose(row, np.array(sizes) / sum(sizes), atol=1e-3)
+    norms = progress.server["model"][name].double().norm(dim=1)
+    np.testing.assert_allclose(portrait.received, [norms.tolist()] * 6, rtol=1e-4)
+    assert portrait.classes is None
+    counts = simulation.federation.class_counts(2)
+    np.testing.assert_allclose(portrait.distribution[2], counts / counts.sum(), atol=1e-5)
+
+
+def test_portrait_of_cwfedavg_is_its_recipe():
+    simulation = Simulation(small())
+    progress, events = finish(simulation)
+    portrait, server = events[-1].portrait, progress.server
+    assert server["recipe"].shape == (
+        10,
+        6,
+    )  # six participants, ten classes: the state keeps the participants' models
+    np.testing.assert_allclose(portrait.mixture, (server["prior"] @ server["recipe"]).numpy(), atol=1e-3)
+    assert np.array(portrait.classes).shape == (10, 10)
+    estimate = np.array(portrait.trained) / np.sum(portrait.trained, axis=1, keepdims=True)
+    np.testing.assert_allclose(estimate, server["prior"].numpy(), atol=1e-4)
+
+
+def test_portrait_leaves_out_who_sat_out_and_what_was_not_uploaded():
+    _, events = finish(Simulation(small("train.participation=2")))
+    last = events[-1]
+    trained = [client for client, row in zip(last.portrait.clients, last.portrait.trained, strict=True) if row]
+    assert trained == last.participants
+    assert all(len(row) == 2 for row in last.portrait.mixture)
+    _, events = finish(Simulation(small("algorithm.name=fednh")))
+    assert events[-1].portrait.mixture is None  # its head is made at the server
+
+
+def test_an_overflow_after_the_last_round_costs_the_portrait_and_not_the_run(monkeypatch):
+    broken = {"fc.weight": torch.zeros(16, 64), "fc.bias": torch.zeros(16), "output.bias": torch.zeros(10)}
+    broken["output.weight"] = torch.full((10, 16), torch.inf)
+    simulation = Simulation(small("algorithm.name=fedavg", "train.rounds=1"))
+    monkeypatch.setattr(Simulation, "personal", lambda self, progress, client: lambda view: broken)
+    _, (event,) = finish(simulation)
+    assert event.portrait is None

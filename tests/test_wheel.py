@@ -37,3 +37,6 @@ def test_the_wheel_runs_the_demo_elsewhere(tmp_path):
     done = subprocess.run([cwfed, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo" / "report.html").exists()
+    done = subprocess.run([cwfed, "reproduce", "memory"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "524.69" in done.stdout

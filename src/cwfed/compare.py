@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cwfed import algorithms, session
 from cwfed.config import Config, from_table, parse_value
 from cwfed.errors import ConfigError
 from cwfed.events import Event
-from cwfed.types import PHASES
-
-PICKINGS = ("best", "validated", "last")
+from cwfed.summary import aggregate
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,13 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
+def with_algorithm(config: Config, entry: Entry, seed: int) -> Config:
+    """The experiment with another algorithm and seed."""
+    table = config.model_dump() | {"algorithm": entry.settings}
+    table["run"] = table["run"] | {"seed": seed}
+    return from_table(table)
+
+
 def compare(
     config: Config,
     entries: Sequence[Entry],
@@ -74,44 +77,17 @@ def compare(
     *,
     data_dir: str | None = None,
     on_run: Callable[[str, int], Callable[[Event], None]] = lambda label, seed: lambda event: None,
+    track: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Run everything (what is finished already is reused, what was cut off goes on); one row an entry."""
     rows = []
     for entry in entries:
         summaries, folders = [], []
         for seed in seeds:
-            table = config.model_dump() | {"algorithm": entry.settings}
-            table["run"] = table["run"] | {"seed": seed}
             folder = Path(out) / entry.folder / f"seed-{seed}"
             on_event = on_run(entry.label, seed)
-            summaries.append(
-                session.run(from_table(table), folder, resume=True, data_dir=data_dir, on_event=on_event)
-            )
+            one = with_algorithm(config, entry, seed)
+            summaries.append(session.run(one, folder, resume=True, data_dir=data_dir, on_event=on_event, track=track))
             folders.append(str(folder))
         rows.append(aggregate(entry.label, summaries) | {"seeds": list(seeds), "runs": folders})
     return rows
-
-
-def aggregate(label: str, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of everything the table shows."""
-    return {
-        "label": label,
-        "algorithm": summaries[0]["algorithm"],
-        "accuracy": {
-            phase: {name: _spread([s["accuracy"][phase][name] for s in summaries]) for name in PICKINGS}
-            for phase in PHASES
-        },
-        "reported": summaries[0]["reported"] | _spread([s["reported"]["accuracy"] for s in summaries]),
-        "worst_decile": _spread([s["per_client"]["worst_decile"] for s in summaries]),
-        "correlation": _spread([s["correlation"] for s in summaries]),
-        "traffic": _spread([s["traffic"]["down"] + s["traffic"]["up"] for s in summaries]),
-        "seconds": _spread([s["seconds"]["total"] for s in summaries]),
-    }
-
-
-def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean and sample standard deviation; the latter needs two values."""
-    known = [v for v in values if v is not None]
-    if len(known) < len(values) or not known:
-        return {"mean": None, "std": None}
-    return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}

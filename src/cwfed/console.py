@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -13,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from cwfed.errors import Interrupted
@@ -21,13 +30,19 @@ from cwfed.errors import Interrupted
 if TYPE_CHECKING:
     from cwfed.events import Event
 
-out = Console(width=None if sys.stdout.isatty() else 120)
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 err = Console(stderr=True)
 
 
 @contextmanager
-def progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Event], None]]]:
-    """Progress bars with accuracy and time left, on a terminal; silent elsewhere. Notes are always printed."""
+def progress(
+    folder: Path, go_on: str, whole: tuple[str, int] | None = None
+) -> Iterator[Callable[[str], Callable[[Event], None]]]:
+    """Progress bars with accuracy and time left, on a terminal; silent elsewhere. Notes are always printed.
+
+    `whole` is a name and the number of runs: then a bar over all of them stays on top, and of the runs themselves
+    only the last few are shown, so that hundreds fit a screen.
+    """
     from cwfed.events import Note, Round, Started
 
     columns = (
@@ -40,10 +55,17 @@ def progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Eve
         TimeRemainingColumn(),
     )
     told: set[str] = set()
+    shown: list[TaskID] = []
     with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
+        top = bars.add_task(f"[bold]{escape(whole[0])}[/bold], runs", total=whole[1], accuracy="") if whole else None
 
         def watch(label: str) -> Callable[[Event], None]:
-            task = bars.add_task(label, total=None, accuracy="")
+            task = bars.add_task(escape(label), total=None, accuracy="")
+            if top is not None:
+                bars.update(top, completed=len(shown))
+                if len(shown) >= 3:
+                    bars.update(shown[-3], visible=False)
+            shown.append(task)
 
             def on_event(event: Event) -> None:
                 if isinstance(event, Started):
@@ -63,6 +85,8 @@ def progress(folder: Path, go_on: str) -> Iterator[Callable[[str], Callable[[Eve
 
         try:
             yield watch
+            if top is not None:
+                bars.update(top, completed=len(shown))
         except KeyboardInterrupt:
             begun = folder.exists() and any(folder.rglob("config.toml"))
             raise Interrupted(f"what is done is in {folder}; {go_on}" if begun else "nothing was done yet") from None

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from cwfed.errors import RunError
 from cwfed.types import Phase
 
@@ -49,6 +51,25 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Portrait:
+    """The models at the end of a run, seen through their output layers: what heat maps show."""
+
+    clients: list[int]
+    """Whom the rows stand for: the evaluated clients, at most `simulation.PORTRAYED` of them."""
+    distribution: list[list[float]]
+    """p, their true class distributions (clients x classes, training data)."""
+    received: list[list[float]]
+    """Norms of the output layer's rows (clients x classes) of the models as the server hands them out next."""
+    trained: list[list[float] | None]
+    """The same after the last local training; None for a client that sat out and keeps no model."""
+    mixture: list[list[float] | None] | None
+    """Shares of the last uploads, in the order of `participants`, in each client's handed-out output layer; a row is
+    None where the layer is no mixture of them, all is None where there are too few numbers or too many uploads to say."""
+    classes: list[list[float]] | None
+    """Row norms of the class models (class models x classes), for algorithms that have them."""
+
+
+@dataclass(frozen=True)
 class Round:
     """A round is over."""
 
@@ -76,6 +97,8 @@ class Round:
     """Bytes sent by clients."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By step."""
+    portrait: Portrait | None = None
+    """In the last round."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +129,32 @@ def to_json(event: Event) -> str:
     return json.dumps({"event": event.kind, **dataclasses.asdict(event)}, allow_nan=False)
 
 
+_KINDS: dict[str, type] = {cls.kind: cls for cls in (Started, Round, Newcomers, Note)}
+_READERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls in _KINDS.items()}
+
+
 def from_json(line: str) -> Event:
     """The event of a line; raises ValueError for anything else."""
     try:
-        fields: dict[str, Any] = json.loads(line)
+        fields: dict[str, Any] = json.loads(line, parse_constant=_refuse)
         kind = fields.pop("event")
-        for plain in (Started, Newcomers, Note):
-            if kind == plain.kind:
-                return plain(**fields)
-        if kind == Round.kind:
-            for phase in ("received", "trained"):
-                fields[phase] = PhaseResult(**fields[phase]) if fields[phase] else None
-            return Round(**fields)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an event of this version: {error}") from None
-    raise ValueError(f"unknown event {kind!r}")
+    if kind not in _READERS:
+        raise ValueError(f"unknown event {kind!r}")
+    if unknown := fields.keys() - {f.name for f in dataclasses.fields(_KINDS[kind])}:
+        raise ValueError(f"not an event of this version: it has {min(unknown)!r}")
+    try:
+        event: Event = _READERS[kind].validate_json(line, strict=True)  # what is JSON may make a dataclass
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"not an event of this version: {where}: {first['msg']}") from None
+    return event
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
 
 
 def read(path: Path) -> list[Event]:

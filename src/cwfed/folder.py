@@ -89,7 +89,7 @@ class RunFolder:
             found = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} has no {name}: it is not a finished run of cwfed") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.path / name} is damaged ({error})") from None
         for key in keys:
             if not isinstance(found, dict) or key not in found:
@@ -104,7 +104,7 @@ class RunFolder:
 
     def check_same(self, config: Config) -> None:
         """A resumed run must be the same experiment."""
-        ours, theirs = _flat(config.model_dump()), _flat(self.config().model_dump())
+        ours, theirs = flat(config.model_dump()), flat(self.config().model_dump())
         for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
             mine, there = ours.get(key), theirs.get(key)
             if mine == there or _grew(key, mine, there):
@@ -184,7 +184,7 @@ class RunFolder:
 
 def experiment(config: Config) -> str:
     """A hash of all settings that a resumed run must share."""
-    settings = {k: v for k, v in _flat(config.model_dump()).items() if k not in FREE_TO_CHANGE | {"train.rounds"}}
+    settings = {k: v for k, v in flat(config.model_dump()).items() if k not in FREE_TO_CHANGE | {"train.rounds"}}
     for key, value in ADDED_LATER.items():
         if settings.get(key) == value:
             del settings[key]
@@ -195,8 +195,9 @@ def _grew(key: str, now: Any, before: Any) -> bool:
     return key == "train.rounds" and now > before
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    found: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 import time
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 PACKAGES = ("cwfed", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
 
@@ -27,11 +29,16 @@ def cpu_name() -> str:
         return platform.processor() or "unknown"
 
 
+@cache
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
 def manifest(**facts: Any) -> dict[str, Any]:
     """The manifest with these facts of the run added."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": dict(_versions()),
         "machine": {
             "system": platform.system(),
             "cpu": cpu_name(),
@@ -39,3 +46,38 @@ def manifest(**facts: Any) -> dict[str, Any]:
         },
         **facts,
     }
+
+
+class _Machine(BaseModel):
+    cpu: str
+    instruction_set: str
+
+
+class _Model(BaseModel):
+    name: str
+    parameters: int
+
+
+class _Data(BaseModel):
+    digest: str
+    classes: list[str | int]
+
+
+class _Split(BaseModel):
+    digest: str
+    histogram: list[list[int]]
+
+
+class Facts(BaseModel):
+    """What every reader of a manifest may rely on; there is more in it."""
+
+    started: str
+    versions: dict[str, str]
+    machine: _Machine
+    model: _Model
+    data: _Data
+    split: _Split
+    seed: int
+    algorithm: str
+    experiment: str = ""
+    """A hash of the settings; manifests of early runs have none."""

@@ -68,3 +68,22 @@ def squared_distances(stack: Params) -> Tensor:
     g = gram({name: w - w.mean(0) for name, w in stack.items()})
     squares = g.diagonal()
     return (squares[:, None] + squares[None, :] - 2 * g).clamp_min(0)
+
+
+def unmix(mixed: Tensor, parts: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The shares with which each of `mixed` is made of `parts` (least squares), and whether it really is.
+
+    A mixture is met up to float32: what is left over is below 1e-5 of its length and below a hundredth of how far the
+    parts lie apart (parts that are nearly equal say nothing). None where the parts are more than the numbers
+    each has: many shares would do.
+    """
+    wholes, columns = rows(mixed), rows(parts).T
+    if columns.shape[1] > columns.shape[0]:
+        return None
+    shares = torch.linalg.lstsq(columns, wholes.T, driver="gelsd").solution.T
+    left_over = (wholes - shares @ columns.T).norm(dim=1)
+    is_mixture = left_over <= 1e-5 * wholes.norm(dim=1)
+    if columns.shape[1] > 1:
+        apart = (columns - columns.mean(1, keepdim=True)).norm(dim=0).min()
+        is_mixture &= left_over <= 0.01 * apart
+    return shares, is_mixture

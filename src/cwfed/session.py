@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cwfed import manifest
+from cwfed import manifest, memory
 from cwfed.config import Config
 from cwfed.errors import RunError
 from cwfed.events import Event, Note
-from cwfed.folder import RunFolder
+from cwfed.folder import RunFolder, experiment
 from cwfed.simulation import Progress, Simulation
 from cwfed.summary import summarise
+from cwfed.track import tracking
 from cwfed.types import Params, nbytes
 
 MODELS_LIMIT = 2**30
@@ -32,18 +31,22 @@ def run(
     resume: bool = False,
     data_dir: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
+    track: Sequence[str] = (),
 ) -> Summary:
     """Carry out an experiment and give its summary; with `out`, leave a run folder there.
 
     With `resume` the run in `out` goes on after its last checkpoint, or starts if there is none; a finished
-    one is only read. `config` may then be left out. `on_event` is called with everything that happens.
+    one is only read. `config` may then be left out. `on_event` is called with everything that happens; `track`
+    names clients that follow a run with a folder live: tensorboard, wandb, mlflow.
     """
     if out is None:
+        if track:
+            raise RunError("only a run with an output folder can be tracked: give its folder as --out")
         if resume:
             raise RunError("only a run with an output folder can be resumed: give its folder as --out")
         return _in_memory(Simulation(config or Config(), data_dir), on_event)
     folder = RunFolder(out)
-    with folder.locked():
+    with tracking(track, folder.path, config) as tracked, folder.locked():
         if folder.exists:
             config = _check_existing(folder, config, resume)
             if folder.finished and not _more_to_do(folder, config):
@@ -55,7 +58,7 @@ def run(
                 f"{folder.path} holds files that are no run of cwfed, such as {stray[0]}: choose another --out"
             )
         try:
-            return _in_folder(config or Config(), folder, data_dir, on_event)
+            return _in_folder(config or Config(), folder, data_dir, on_event, tracked)
         except OSError as error:
             raise RunError(
                 f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
@@ -94,11 +97,18 @@ def _in_memory(simulation: Simulation, on_event: Callable[[Event], None]) -> Sum
     return summarise(events)
 
 
-def _in_folder(config: Config, folder: RunFolder, data_dir: str | None, on_event: Callable[[Event], None]) -> Summary:
+def _in_folder(
+    config: Config, folder: RunFolder, data_dir: str | None, *listeners: Callable[[Event], None]
+) -> Summary:
+    def on_event(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
     def tell(event: Event) -> None:
         folder.append(event)
         on_event(event)
 
+    memory.forget_peak()  # several runs may share this process
     simulation = Simulation(config, data_dir)
     try:
         start = simulation.start()  # what is wrong with the settings shows before anything is written
@@ -131,7 +141,7 @@ def _in_folder(config: Config, folder: RunFolder, data_dir: str | None, on_event
         if _wants_models(config, simulation, tell):
             folder.save_models(_final_models(simulation, progress))
         summary = summarise(folder.events())
-        summary["peak_memory_bytes"] = _peak_memory()
+        summary["peak_memory_bytes"] = memory.peak()
         folder.write("summary.json", json.dumps(summary, indent=1))
         return summary
     finally:
@@ -167,6 +177,7 @@ def _manifest(simulation: Simulation) -> dict[str, Any]:
     federation = simulation.federation
     return manifest.manifest(
         seed=simulation.config.run.seed,
+        experiment=experiment(simulation.config),
         algorithm=simulation.config.algorithm_name,
         model={"name": simulation.model_name, "parameters": simulation.parameters},
         data={
@@ -206,8 +217,3 @@ def _wants_models(config: Config, simulation: Simulation, tell: Callable[[Event]
 def _final_models(simulation: Simulation, progress: Progress) -> Iterator[tuple[int, Params]]:
     for client in range(simulation.clients):
         yield client, simulation.final_model(progress, client)
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -17,15 +17,17 @@ from cwfed import engine, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
-from cwfed.engine.bench import ClientView, LocalTraining
+from cwfed.engine.bench import Bench, ClientView, LocalTraining
 from cwfed.engine.precision import require_bf16
-from cwfed.events import Newcomers, PhaseResult, Round, Started
+from cwfed.events import Newcomers, PhaseResult, Portrait, Round, Started
 from cwfed.experiment import Experiment
 from cwfed.rng import stream
 from cwfed.types import Download, Params, Uploads, nbytes
 
 REMEMBERED = 2**28
 """Bytes of personal models that are kept from one round's evaluation to the next round's training."""
+PORTRAYED = 200
+"""At most this many clients are portrayed after the last round, fewer where their output layers are large."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Simulation(Experiment):
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Round]]:
         """Carry out the rounds that are left; after each, where the run is and what happened."""
-        with _one_compute_thread():
+        with one_compute_thread():
             while progress.round < self.config.train.rounds:
                 progress, event = self._round(progress)
                 yield progress, event
@@ -142,6 +144,7 @@ class Simulation(Experiment):
 
         # 6. Say what happened.
         p, estimate = self._distributions(participants, stack)
+        is_last = number == self.config.train.rounds
         event = Round(
             round=number,
             participants=participants,
@@ -155,6 +158,7 @@ class Simulation(Experiment):
             trained=trained_result,
             down=down,
             up=up,
+            portrait=self._portray(after, participants, stack) if is_last else None,
             seconds=clock.laps("report"),
         )
         return after, event
@@ -259,13 +263,49 @@ class Simulation(Experiment):
 
     def _distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
         """The participants' true class distributions and those read from their uploaded output layers."""
-        counts = np.stack([self.federation.class_counts(c) for c in participants]) if participants else None
-        if counts is None:
+        if not participants:
             return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
-        true = torch.from_numpy(counts / counts.sum(1, keepdims=True))
-        return true, mixing.norm_distribution(stack[self.task.output_weight].double())
+        return self._true(participants), mixing.norm_distribution(stack[self.task.output_weight].double())
+
+    def _true(self, clients: Sequence[int]) -> Tensor:
+        """p: the clients' class distributions."""
+        counts = np.stack([self.federation.class_counts(c) for c in clients])
+        return torch.from_numpy(counts / counts.sum(1, keepdims=True))
 
     # --- after the last round
+
+    def _portray(self, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
+        """The output layers of the models as they are now; none where a mixture has overflowed."""
+        name = self.task.output_weight
+        most = max(1, min(PORTRAYED, REMEMBERED // (8 * self.initial[name].numel())))
+        clients = self.evaluated[:most]
+        rows = {c: row for row, c in enumerate(participants)}
+
+        def received(bench: Bench, client: int) -> Tensor:
+            view = bench.view(client, self._statistics(after.kept, client))
+            return self.personal(after, client)(view)[name].to("cpu", torch.float64)
+
+        def trained(client: int) -> list[float] | None:
+            own = stack[name][rows[client]] if client in rows else after.kept.get(client, {}).get(name)
+            return None if own is None else _digits(own.double().norm(dim=1))
+
+        handed_out = torch.stack(self.engine.map(received, clients))
+        if not handed_out.isfinite().all():
+            return None
+        classes = self.algorithm.class_models(after.server).get(name)
+        mixture: list[list[float] | None] | None = None
+        is_uploaded = name in self.algorithm.uploaded(tuple(stack), self.task)
+        found = is_uploaded and 0 < len(participants) <= most and mixing.unmix(handed_out, stack[name].double())
+        if found:
+            mixture = [_digits(row) if is_one else None for row, is_one in zip(*found, strict=True)]
+        return Portrait(
+            clients=clients,
+            distribution=[_digits(row) for row in self._true(clients)],
+            received=[_digits(norms) for norms in handed_out.norm(dim=2)],
+            trained=[trained(client) for client in clients],
+            mixture=mixture,
+            classes=None if classes is None else [_digits(norms) for norms in classes.double().norm(dim=2)],
+        )
 
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Measure the models that clients get which never took part."""
@@ -318,7 +358,7 @@ def from_tree(tree: dict[str, Any]) -> Progress:
 
 
 @contextmanager
-def _one_compute_thread() -> Iterator[None]:
+def one_compute_thread() -> Iterator[None]:
     """Sums split over threads differ in the last bits with their number; clients run side by side instead."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -345,6 +385,11 @@ class _Clock:
 
 def _row(stack: Params, row: int, view: ClientView) -> Params:
     return {name: w[row] for name, w in stack.items()}
+
+
+def _digits(values: Tensor) -> list[float]:
+    """Five digits are enough for a picture."""
+    return [float(f"{value:.5g}") for value in values.tolist()]
 
 
 def _finite(value: float) -> float | None:

@@ -12,6 +12,8 @@ from cwfed.errors import RunError
 from cwfed.events import Event, Newcomers, Note, PhaseResult, Round, Started
 from cwfed.types import PHASES, Phase
 
+PICKINGS = ("best", "validated", "last")
+
 Picks = dict[str, tuple[int, PhaseResult] | None]
 
 
@@ -81,3 +83,29 @@ def per_client(right: Sequence[int], started: Started) -> dict[str, Any]:
         "worst_decile": float(tenth.mean()),
         "accuracies": {str(client): accuracy for client, accuracy in pairs},
     }
+
+
+def aggregate(label: str, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds of everything the table shows."""
+    return {
+        "label": label,
+        "algorithm": summaries[0]["algorithm"],
+        "accuracy": {
+            phase: {name: spread([s["accuracy"][phase][name] for s in summaries]) for name in PICKINGS}
+            for phase in PHASES
+        },
+        "reported": summaries[0]["reported"] | spread([s["reported"]["accuracy"] for s in summaries]),
+        "worst_decile": spread([s["per_client"]["worst_decile"] for s in summaries]),
+        "correlation": spread([s["correlation"] for s in summaries]),
+        "traffic": spread([s["traffic"]["down"] + s["traffic"]["up"] for s in summaries]),
+        "seconds": spread([s["seconds"]["total"] for s in summaries]),
+        "memory": spread([s.get("peak_memory_bytes") for s in summaries]),
+    }
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean and sample standard deviation; the latter needs two values."""
+    known = [v for v in values if v is not None]
+    if len(known) < len(values) or not known:
+        return {"mean": None, "std": None}
+    return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}

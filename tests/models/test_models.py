@@ -55,6 +55,20 @@ def test_pooling_before_relu_changes_nothing():
     assert torch.equal(model(x), y)
 
 
+def test_mlp_of_several_layers():
+    deep = build("mlp", InputShape((9,)), 3, {"hidden": 5, "depth": 3})
+    assert [name for name, _ in deep.named_children()] == ["fc", "fc2", "fc3", "output"]
+    assert deep(torch.zeros(2, 9)).shape == (2, 3)
+    assert list(task_of(deep, 2, 3).layers) == ["fc", "fc2", "fc3", "output"]
+
+
+def test_resnet18_of_a_quarter_of_the_channels():
+    narrow = build("resnet18", COLOUR, 10, {"width": 16})
+    assert narrow.output.in_features == 128
+    assert count(narrow) < count(build("resnet18", COLOUR, 10, {})) / 15
+    assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
 def test_resnet18_forward_on_small_images():
     assert build("resnet18", InputShape((3, 64, 64)), 7, {})(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
 
@@ -126,6 +140,8 @@ def test_a_model_whose_output_layer_cannot_be_found(name, says):
         ("cnn", InputShape((5,)), {}, "needs images, these data are vectors"),
         ("cnn", InputShape((1, 3, 3)), {}, "at least 4x4"),
         ("resnet18", InputShape((9,), 50), {}, "needs images, these data are text"),
+        ("resnet18", COLOUR, {"width": 0}, "width must be positive"),
+        ("mlp", COLOUR, {"depth": 0}, "depth must be positive"),
         ("fasttext", COLOUR, {}, "needs text"),
         ("mlp", InputShape((9,), 50), {}, "needs vectors or images"),
         ("mlp", InputShape((9,)), {"hiden": 3}, "did you mean hidden"),

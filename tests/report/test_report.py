@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from cwfed import compare, session
+from cwfed import compare, session, summary
 from cwfed.errors import ConfigError, RunError
 from cwfed.report import figures, page, tables
-from cwfed.report.runs import read_run
+from cwfed.report.runs import Group, LeftOut, Method, read_run
 from tests.conftest import small
 
 
@@ -19,29 +19,32 @@ def compared(tmp_path):
 
 
 def test_page_is_self_contained_and_escapes_names(compared, tmp_path):
-    rows, records = compared
-    evil = "<script>alert(1)</script>"
-    rows = [rows[0] | {"label": evil}, rows[1]]
-    records = [read_run(records[0].path, evil), records[1]]
-    page.write(tmp_path / "r.html", evil, rows, records)
+    _, records = compared
+    evil = "</script><script>alert(1)</script>"
+    methods = [Method(evil, [read_run(records[0].path, evil)]), Method("cwfedavg", [records[1]])]
+    page.write(tmp_path / "r.html", evil, [Group(evil, methods)], [LeftOut(tmp_path, evil)])
     text = (tmp_path / "r.html").read_text()
     assert evil not in text
     assert "&lt;script&gt;alert(1)" in text
     assert 'src="http' not in text
-    assert "plotly" in text
+    assert "Plotly" in text
 
 
 def test_overview_and_distribution_are_drawn(compared, tmp_path):
     _, records = compared
-    figures.overview(records, tmp_path / "o.png")
-    assert (tmp_path / "o.png").stat().st_size > 10_000
+    group = Group("x", [Method(record.label, [record]) for record in records])
+    paths = figures.save(figures.overview(group), tmp_path / "o", ["png", "svg"])
+    assert [path.name for path in paths] == ["o.png", "o.svg"]
+    assert paths[0].stat().st_size > 5_000
+    with pytest.raises(ConfigError, match="unknown picture format 'bmp'"):
+        figures.save(figures.overview(group), tmp_path / "o", ["bmp"])
 
 
 def test_table_by_hand():
     row = {
-        "label": "x", "accuracy": {p: {k: {"mean": 0.5, "std": 0.01} for k in compare.PICKINGS} for p in ("received", "trained")},
+        "label": "x", "accuracy": {p: {k: {"mean": 0.5, "std": 0.01} for k in summary.PICKINGS} for p in ("received", "trained")},
         "reported": {"phase": "trained"}, "worst_decile": {"mean": 0.25, "std": None},
-        "correlation": {"mean": None, "std": None}, "traffic": {"mean": 2_500_000.0}, "seconds": {"mean": 75.0},
+        "correlation": {"mean": None, "std": None}, "traffic": {"mean": 2_500_000.0}, "seconds": {"mean": 75.0}, "memory": {"mean": 1.5e9},
     }  # fmt: skip
     expected = (
         "x",
@@ -53,19 +56,24 @@ def test_table_by_hand():
         "–",
         "2.5 MB",
         "1 min 15 s",
+        "1.5 GB",
     )
     assert tables.cells(row) == expected
     assert tables.markdown([row]).splitlines()[2] == "| " + " | ".join(expected) + " |"
 
 
+def test_bars_in_a_name_do_not_end_a_cell():
+    assert tables.markdown_table(["", "||p||"], [["a|b", "1"]]).splitlines()[2] == r"| a\|b | 1 |"
+
+
 def test_spread_over_seeds_by_hand():
     summaries = [
-        {"algorithm": "a", "accuracy": {p: dict.fromkeys(compare.PICKINGS, a) for p in ("received", "trained")},
+        {"algorithm": "a", "accuracy": {p: dict.fromkeys(summary.PICKINGS, a) for p in ("received", "trained")},
          "reported": {"accuracy": a, "phase": "received", "picking": "best"}, "per_client": {"worst_decile": a},
          "correlation": None, "traffic": {"down": 1, "up": 2}, "seconds": {"total": 1.0}}
         for a in (0.5, 0.7)
     ]  # fmt: skip
-    row = compare.aggregate("a", summaries)
+    row = summary.aggregate("a", summaries)
     assert row["accuracy"]["received"]["best"]["mean"] == pytest.approx(0.6)
     assert row["accuracy"]["received"]["best"]["std"] == pytest.approx(0.02**0.5)  # sample std of 0.5, 0.7
     assert row["correlation"] == {"mean": None, "std": None}

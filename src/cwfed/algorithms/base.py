@@ -65,6 +65,9 @@ class Algorithm(Protocol[S]):
     def newcomer(self, state: S, class_counts: Sequence[float] | None = None) -> Params:
         """A model for a client that never took part, from its label histogram where it gives one."""
 
+    def class_models(self, state: S) -> Params:
+        """The class models as a stack, of those layers that are class-wise; none for most algorithms."""
+
     # client
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
         """The model the client has on receipt, before it trains: what phase `received` measures."""

@@ -56,6 +56,9 @@ class FedAvg:
         model: Params = state["model"]
         return model
 
+    def class_models(self, state: Any) -> Params:
+        return {}
+
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
         return got.model
 

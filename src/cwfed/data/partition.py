@@ -15,7 +15,7 @@ from cwfed.rng import stream
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
-MAX_DRAWS = 1000
+MAX_DRAWS = 20_000
 """Dirichlet draws before giving up: a spec that cannot be drawn must end in an error, not in a loop."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cwfed.errors import ConfigError
 from cwfed.models.conv import Conv2d
 from cwfed.models.shape import InputShape, image_size
 
@@ -30,20 +31,25 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """The original for ImageNet: 7x7 stem, max pooling, four stages of two blocks, 512 features."""
+    """The original for ImageNet: 7x7 stem, max pooling, four stages of two blocks, 512 features.
+
+    `width` is the number of channels of the first stage; each later stage has twice as many as the one before.
+    """
 
     output_layer = "output"
 
-    def __init__(self, shape: InputShape, classes: int) -> None:
+    def __init__(self, shape: InputShape, classes: int, width: int = 64) -> None:
         super().__init__()
+        if width < 1:
+            raise ConfigError(f"resnet18: width must be positive, it is {width}")
         channels, _, _ = image_size(shape, "resnet18")
-        self.conv1 = Conv2d(channels, 64, 7, stride=2, padding=3)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = nn.Sequential(Block(64, 64, 1), Block(64, 64, 1))
-        self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128, 1))
-        self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256, 1))
-        self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512, 1))
-        self.output = nn.Linear(512, classes)
+        self.conv1 = Conv2d(channels, width, 7, stride=2, padding=3)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = nn.Sequential(Block(width, width, 1), Block(width, width, 1))
+        self.layer2 = nn.Sequential(Block(width, 2 * width, 2), Block(2 * width, 2 * width, 1))
+        self.layer3 = nn.Sequential(Block(2 * width, 4 * width, 2), Block(4 * width, 4 * width, 1))
+        self.layer4 = nn.Sequential(Block(4 * width, 8 * width, 2), Block(8 * width, 8 * width, 1))
+        self.output = nn.Linear(8 * width, classes)
         for module in self.modules():
             if isinstance(module, Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,142 +1,261 @@
-"""One HTML page for a comparison: self-contained, works offline, nothing but what the run folders say."""
+"""One HTML page for any runs: self-contained, works offline, nothing but what the run folders say."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from html import escape
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import plotly.graph_objects as go
+import numpy as np
+from plotly.offline import get_plotlyjs
 
 from cwfed.report import tables
-from cwfed.report.runs import RunRecord
-from cwfed.report.style import COLOURS, DASHES
-from cwfed.types import PHASES
+from cwfed.report.runs import MEANINGS, UNITS, Group, Horizontal, LeftOut, Method, RunRecord, Vertical
+from cwfed.report.style import COLOURS, DASHES, DIVERGING, SEQUENTIAL, SYMBOLS
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #d0d0d0; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #16181c; --line: #444; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-       max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-.scroll { overflow-x: auto; } .quiet { opacity: .75; font-size: .9em; } h2 { margin-top: 2.5rem; }
-"""
+NORMS = {
+    "received": "on receipt",
+    "trained": "after local training",
+    "difference": "the change by local training",
+    "classes": "class models",
+}
 
 
-def write(path: Path, title: str, rows: Sequence[dict[str, Any]], records: Sequence[RunRecord]) -> None:
-    """The page of a comparison: its table, curves, per-client accuracies, data and settings."""
-    figures = [
-        ("Accuracy over the rounds", _curves(records)),
-        ("Each client", _clients(records)),
-        ("Who holds what", _distribution(records[0])),
-        ("Class distributions read from the weights", _correlation(records)),
-    ]
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<div class="scroll">{_table(rows)}</div><p class="quiet">{escape(tables.EXPLANATION)}</p>',
-    ]
-    for i, (heading, figure) in enumerate(figures):
-        body = figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displaylogo": False})
-        parts.append(f"<h2>{escape(heading)}</h2>{body}")
-    parts.append(f"<h2>How it was made</h2>{_origin(records)}")
+def write(path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = ()) -> None:
+    """The page of these experiments; what was left out is named on it."""
+    assets = resources.files("cwfed.report") / "assets"
+    style, script = (assets / name for name in ("page.css", "page.js"))
+    data = {
+        "groups": [_data(group) for group in groups],
+        "style": {
+            "colours": COLOURS,
+            "dashes": DASHES,
+            "symbols": SYMBOLS,
+            "sequential": SEQUENTIAL,
+            "diverging": DIVERGING,
+        },
+        "axes": {"x": UNITS, "y": MEANINGS},
+    }
+    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), _contents(groups)]
+    alone = len(groups) == 1 and groups[0].title == title
+    body += [_section(i, group, "All methods" if alone else group.title) for i, group in enumerate(groups)]
     path.write_text(
-        "<!doctype html><html lang=en><meta charset=utf-8>"
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>",
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{style.read_text()}</style></head>'
+        f'<body>{"".join(body)}<script id=data type="application/json">{_json(data)}</script>'
+        f"<script>{get_plotlyjs()}</script><script>{script.read_text()}</script></body></html>",
         encoding="utf-8",
     )
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in tables.HEADER)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in tables.cells(row)) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _json(data: Any) -> str:
+    """JSON that may stand inside a page: no name from the data can end the script it stands in."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _layout(figure: go.Figure, x: str, y: str) -> go.Figure:
-    """Transparent, with greys that can be read on white and on black."""
-    figure.update_layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font_color="#808080",
-        margin={"l": 60, "r": 20, "t": 20, "b": 50},
-        height=420,
-        legend={"orientation": "h", "y": -0.2},
-    )
-    figure.update_xaxes(title=x, gridcolor="rgba(128,128,128,.25)", zeroline=False)
-    figure.update_yaxes(title=y, gridcolor="rgba(128,128,128,.25)", zeroline=False)
-    return figure
+# --- what the plots show
 
 
-def _curves(records: Sequence[RunRecord]) -> go.Figure:
-    figure = go.Figure()
-    for i, record in enumerate(records):
-        for phase in PHASES:
-            rounds, accuracies = record.curve(phase)
-            reported = phase == record.started.phase
-            figure.add_scatter(
-                x=rounds,
-                y=[100 * a for a in accuracies],
-                name=escape(f"{record.label} ({phase})"),
-                mode="lines",
-                line={"color": COLOURS[i % len(COLOURS)], "dash": "solid" if reported else "dot"},
-                visible=True if reported else "legendonly",
+def _data(group: Group) -> dict[str, Any]:
+    shared, bases = group.aligned(), group.baselines()
+    first = group.records[min(shared)]
+    everybody = range(len(group.methods))
+    return {
+        "methods": [
+            _method(m, r, i in shared) for i, (m, r) in enumerate(zip(group.methods, group.records, strict=True))
+        ],
+        "classes": [str(name) for name in first.manifest["data"]["classes"]],
+        "histogram": first.histogram.tolist(),
+        "gains": {
+            str(base): {str(i): found for i in everybody if (found := _gains_of(group, base, i))} for base in bases
+        },
+    }
+
+
+def _gains_of(group: Group, base: int, other: int) -> dict[str, float]:
+    return {str(client): _short(points) for client, points in group.gains(base, other).items()}
+
+
+def _method(method: Method, record: RunRecord, is_aligned: bool) -> dict[str, Any]:
+    """What the plots know of a method; of its clients only where they are those of the other methods."""
+    accuracies = record.client_accuracies() if is_aligned else {}
+    portrait = record.portrait
+    return {
+        "label": method.label,
+        "series": {y: _series(method, y) for y in get_args(Vertical)},
+        "clients": {"id": list(accuracies), "accuracy": [_short(100 * a) for a in accuracies.values()]},
+        "portrait": portrait and dataclasses.asdict(portrait) | {"participants": record.rounds[-1].participants},
+        "traffic": record.summary["traffic"],
+        "seconds": {k: v for k, v in record.summary["seconds"].items() if k != "total"},
+    }
+
+
+def _series(method: Method, y: Vertical) -> dict[str, Any]:
+    along = {x: method.series(y, x) for x in get_args(Horizontal)}
+    found = along["round"]
+    return {
+        "x": {x: [_short(v) for v in series.x] for x, series in along.items()},
+        "y": [_short(v) for v in found.y],
+        "std": found.std and [_short(v) for v in found.std],
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+# --- the words around them
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> str:
+    if not left_out:
+        return ""
+    items = "".join(f"<li><code>{escape(str(f.path))}</code>: {escape(f.why)}</li>" for f in left_out)
+    return f"<div class=warning id=left-out>Left out of this report:<ul>{items}</ul></div>"
+
+
+def _contents(groups: Sequence[Group]) -> str:
+    if len(groups) < 2:
+        return ""
+    links = "".join(f'<li><a href="#experiment-{i}">{escape(g.title)}</a></li>' for i, g in enumerate(groups))
+    return f"<nav><ul>{links}</ul></nav>"
+
+
+def _section(number: int, group: Group, heading: str) -> str:
+    labels = [method.label for method in group.methods]
+    places = {str(i): labels[i] for i in group.baselines()}
+    methods = {str(i): label for i, label in enumerate(labels)}
+    best = max(range(len(labels)), key=lambda i: group.methods[i].row["reported"]["mean"])
+    seeds = max(len(method.records) for method in group.methods)
+    averaged = f" Mean ± standard deviation over up to {seeds} seeds." if seeds > 1 else ""
+    one_seed = f" Seed {group.records[0].started.seed}: other seeds deal the data out otherwise." if seeds > 1 else ""
+    apart = [label for i, label in enumerate(labels) if i not in group.aligned()]
+    if apart:
+        one_seed += f" Not compared client by client, for want of a run on the same split: {', '.join(apart)}."
+    one_seed = escape(one_seed)
+    parts = [
+        f'<section data-group="{number}" id="experiment-{number}"><h2>{escape(heading)}</h2>',
+        f"<div class=scroll>{_table(group)}</div><p class=quiet>{escape(tables.EXPLANATION + averaged)}</p>",
+        "<h3>Over the rounds</h3><div class=controls>",
+        _select("y", "show", MEANINGS),
+        _select("x", "over", UNITS),
+        '</div><div class="plot wide" data-plot=curves></div>',
+        f"<h3>Each client</h3><p class=quiet>Best round, the phase that is reported.{one_seed}</p>",
+        '<div class="plot wide" data-plot=clients></div>',
+        f"<h3>Who gains, who loses</h3><p class=quiet>{one_seed}</p><div class=controls>",
+        _select("baseline", "points of accuracy against", places),
+        f"</div>{_gains(group)}",
+        '<div class="plot wide" data-plot=gains></div>'
+        if any(group.gains(base, i) for base in group.baselines() for i in range(len(labels)))
+        else "",
+        "<h3>Data and models</h3><p class=quiet>The length of an output layer's row for a class, the class distributions "
+        "read from the rows the clients sent last, and the shares of the clients' last models in each personal output "
+        f"layer.{one_seed}</p><div class=controls>",
+        _select("method", "models of", methods, str(best)),
+        _select("norms", "output norms", NORMS),
+        "</div><div class=plots>",
+        *(
+            f"<div><p class=caption>{caption}</p><div class=plot data-plot={name}></div></div>"
+            for name, caption in (
+                ("data", "Who holds what"),
+                ("norms", "Output norms"),
+                ("spread", "p~ against p"),
+                ("mixture", "What each personal model was mixed from"),
             )
-    return _layout(figure, "round", "test accuracy, %")
+        ),
+        "</div><h3>What it cost</h3><div class=plots>",
+        "<div><p class=caption>Traffic</p><div class=plot data-plot=traffic></div></div>",
+        "<div><p class=caption>Time by step</p><div class=plot data-plot=seconds></div></div></div>",
+        f"<h3>Settings that differ</h3>{_differing(group)}",
+        f"<h3>How it was made</h3>{_origin(group)}</section>",
+    ]
+    return "".join(parts)
 
 
-def _clients(records: Sequence[RunRecord]) -> go.Figure:
-    figure = go.Figure()
-    for i, record in enumerate(records):
-        accuracies = record.summary["per_client"]["accuracies"]
-        figure.add_scatter(
-            x=[int(c) for c in accuracies],
-            y=[100 * a for a in accuracies.values()],
-            name=escape(record.label),
-            mode="markers",
-            marker={"color": COLOURS[i % len(COLOURS)], "symbol": i, "size": 9},
-        )
-    return _layout(figure, "client", "test accuracy, %")
-
-
-def _distribution(record: RunRecord) -> go.Figure:
-    histogram = record.manifest["split"]["histogram"]
-    names = [escape(str(name)) for name in record.manifest["data"]["classes"]]
-    figure = go.Figure(
-        go.Heatmap(
-            z=histogram, x=names, colorscale="Blues", hovertemplate="client %{y}, class %{x}: %{z}<extra></extra>"
-        )
+def _select(name: str, label: str, choices: dict[Any, str], chosen: str = "") -> str:
+    options = "".join(
+        f'<option value="{escape(str(value))}"{" selected" if value == chosen else ""}>{escape(words)}</option>'
+        for value, words in choices.items()
     )
-    figure = _layout(figure, "class", "client")
-    figure.update_xaxes(type="category")
-    figure.update_yaxes(autorange="reversed")
-    return figure
+    return f"<label>{escape(label)} <select data-choice={name}>{options}</select></label>"
 
 
-def _correlation(records: Sequence[RunRecord]) -> go.Figure:
-    figure = go.Figure()
-    for i, record in enumerate(records):
-        found = [(r.round, r.correlation) for r in record.rounds if r.correlation is not None]
-        figure.add_scatter(
-            x=[number for number, _ in found],
-            y=[value for _, value in found],
-            name=escape(record.label),
-            mode="lines",
-            line={"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i % len(DASHES)]},
-        )
-    return _layout(figure, "round", "correlation of p~ with p")
+def _table(group: Group) -> str:
+    """The comparison; a click on a heading sorts by the numbers behind the texts."""
+    head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.HEADER)
+    best = max(method.row["reported"]["mean"] for method in group.methods)
+    lines = []
+    for method in sorted(group.methods, key=lambda m: -m.row["reported"]["mean"]):
+        label, *texts = tables.cells(method.row)
+        cells = [f"<td>{escape(label)}</td>"]
+        cells += [
+            f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
+            for text, value in zip(texts, tables.numbers(method.row), strict=True)
+        ]
+        mark = " class=best" if method.row["reported"]["mean"] == best else ""
+        lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
+    return f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _origin(records: Sequence[RunRecord]) -> str:
-    first = records[0].manifest
+def _gains(group: Group) -> str:
+    """How many clients are better and worse off than under each baseline."""
+    lines = []
+    for base in group.baselines():
+        for other, method in enumerate(group.methods):
+            gains = np.array(list(group.gains(base, other).values()))
+            if not len(gains):
+                continue
+            worst = np.sort(gains)[: max(1, len(gains) // 10)].mean()
+            numbers = ((gains > 0).sum(), (gains < 0).sum(), gains.mean(), worst)
+            cells = "".join(
+                f'<td data-value="{value}">{value:+.1f}</td>' if i > 1 else f'<td data-value="{value}">{value}</td>'
+                for i, value in enumerate(numbers)
+            )
+            words = f"{method.label} against {group.methods[base].label}"
+            lines.append(f"<tr><td>{escape(words)}</td>{cells}</tr>")
+    if not lines:
+        return "<p class=quiet>There are no two methods on the same split: nothing to compare.</p>"
+    names = ("", "clients that gain", "clients that lose", "mean gain", "worst tenth of the gains")
+    head = "".join(f"<th scope=col><button>{name}</button></th>" for name in names)
+    table = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f"<details><summary>in numbers</summary><div class=scroll>{table}</div></details>"
+
+
+def _differing(group: Group) -> str:
+    found = group.differing()
+    if not found:
+        return "<p class=quiet>None.</p>"
+    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in ("", *(m.label for m in group.methods)))
+    body = "".join(
+        f"<tr><td><code>{escape(key)}</code></td>"
+        + "".join(f"<td>{'–' if value is None else escape(str(value))}</td>" for value in values)
+        + "</tr>"
+        for key, values in found.items()
+    )
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _origin(group: Group) -> str:
+    first = group.records[0].manifest
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
-    folders = "".join(f"<li>{escape(r.label)}: <code>{escape(str(r.path))}/config.toml</code></li>" for r in records)
+    folders = "".join(
+        f"<li>{escape(method.label)}, seed {record.started.seed}: <code>{escape(str(record.path))}/config.toml</code></li>"
+        for method in group.methods
+        for record in method.records
+    )
+    notes = {
+        note for method in group.methods for record in method.records for note in record.summary.get("notes", [])
+    }
+    told = "".join(f"<li>{escape(note)}</li>" for note in sorted(notes))
     return (
-        f"<p>{escape(versions)}; {escape(first['machine']['cpu'])} "
-        f"({escape(first['machine']['instruction_set'])}). Data {escape(first['data']['digest'][:12])}, "
-        f"split {escape(first['split']['digest'][:12])}. The settings of each run, to run it again:</p><ul>{folders}</ul>"
+        f"<p>{escape(versions)}; {escape(first['machine']['cpu'])} ({escape(first['machine']['instruction_set'])}). "
+        f"Data {escape(first['data']['digest'][:12])}, split {escape(first['split']['digest'][:12])}.</p>"
+        + (f"<p>Notes of the runs:</p><ul>{told}</ul>" if told else "")
+        + f"<details><summary>The settings of each run, to run it again</summary><ul>{folders}</ul></details>"
     )

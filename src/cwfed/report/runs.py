@@ -1,44 +1,355 @@
-"""Finished runs, read back for reports."""
+"""Finished runs, read back for reports: only whole ones, and only what their folders say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from cwfed import events
-from cwfed.errors import RunError
-from cwfed.events import PhaseResult, Round, Started
-from cwfed.folder import RunFolder
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from cwfed import __version__
+from cwfed.config import Config
+from cwfed.errors import CwfedError, RunError
+from cwfed.events import Portrait, Round, Started
+from cwfed.folder import FREE_TO_CHANGE, RunFolder, experiment, flat
+from cwfed.manifest import Facts
+from cwfed.summary import aggregate, summarise
 from cwfed.types import Phase
+
+Horizontal = Literal["round", "bytes", "seconds"]
+Vertical = Literal[
+    "accuracy", "received", "trained", "received loss", "trained loss", "training loss", "correlation", "distance"
+]
+MEANINGS: dict[Vertical, str] = {
+    "accuracy": "test accuracy, %",
+    "received": "test accuracy on receipt, %",
+    "trained": "test accuracy after local training, %",
+    "received loss": "test loss on receipt",
+    "trained loss": "test loss after local training",
+    "training loss": "training loss",
+    "correlation": "correlation of p~ with p",
+    "distance": "||p - p~||",
+}
+UNITS: dict[Horizontal, str] = {"round": "round", "bytes": "bytes sent", "seconds": "seconds"}
+
+
+class Series(NamedTuple):
+    """A curve over the rounds: the mean over seeds, and their standard deviation where there are several."""
+
+    x: list[float]
+    y: list[float]
+    std: list[float] | None = None
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a report knows of a run: only what its folder says."""
+    """What a report knows of a run."""
 
     label: str
     path: Path
+    config: Config
     started: Started
     rounds: list[Round]
     summary: dict[str, Any]
     manifest: dict[str, Any]
 
-    def curve(self, phase: Phase) -> tuple[list[int], list[float]]:
-        """Evaluated rounds and their accuracies."""
-        found = [(r.round, getattr(r, phase)) for r in self.rounds]
-        known: list[tuple[int, PhaseResult]] = [(number, result) for number, result in found if result]
-        return [number for number, _ in known], [result.accuracy for _, result in known]
+    @property
+    def portrait(self) -> Portrait | None:
+        """The models at the end; runs of earlier versions have none."""
+        return self.rounds[-1].portrait
+
+    @property
+    def histogram(self) -> NDArray[np.int64]:
+        """Samples of each client by class."""
+        return np.asarray(self.manifest["split"]["histogram"])
+
+    @cached_property
+    def split(self) -> str:
+        """Equal for runs whose clients hold the same classes and are tested on as many samples.
+
+        Not the manifest's hash: that differs for algorithms that hold out a part of the training data.
+        """
+        return json.dumps(
+            [self.started.seed, self.started.evaluated, self.started.test_samples, self.histogram.tolist()]
+        )
+
+    def points(self, y: Vertical) -> list[tuple[int, float]]:
+        """Positions in `rounds` and values; rounds without one are left out."""
+        found = ((i, self._value(round_, y)) for i, round_ in enumerate(self.rounds))
+        return [(i, value) for i, value in found if value is not None]
+
+    def _value(self, round_: Round, y: Vertical) -> float | None:
+        if y == "training loss":
+            return round_.loss
+        if y in ("correlation", "distance"):
+            value: float | None = getattr(round_, y)
+            return value
+        phase: Phase = self.started.phase if y == "accuracy" else "trained" if y.startswith("trained") else "received"
+        result = getattr(round_, phase)
+        if result is None:
+            return None
+        loss: float | None = result.loss
+        return loss if y.endswith("loss") else 100 * result.accuracy
+
+    def along(self, x: Horizontal) -> list[float]:
+        """Where each round ends: its number, or the bytes or seconds up to there."""
+        if x == "round":
+            return [float(r.round) for r in self.rounds]
+        if x == "bytes":
+            return list(accumulate(float(r.down + r.up) for r in self.rounds))
+        return list(accumulate(sum(r.seconds.values()) for r in self.rounds))
+
+    def client_accuracies(self) -> dict[int, float]:
+        """Test accuracy of each client in the best round, of the reported phase."""
+        return {int(client): value for client, value in self.summary["per_client"]["accuracies"].items()}
+
+    def settings(self) -> dict[str, Any]:
+        """All settings that decide the results, flat; the seed is not among them."""
+        table = flat(self.config.model_dump())
+        return {key: value for key, value in table.items() if key not in FREE_TO_CHANGE | {"run.seed"}}
 
 
 def read_run(path: str | Path, label: str = "") -> RunRecord:
-    """A finished run; RunError for anything else."""
+    """A finished run whose files belong together; RunError for anything else.
+
+    The summary is computed anew from the events and must be the one that was written.
+    """
     folder = RunFolder(path)
-    summary = folder.read_json("summary.json", "rounds", "per_client")
-    happened = events.read(folder.path / "events.jsonl")
-    started = next((e for e in happened if isinstance(e, Started)), None)
-    rounds = [e for e in happened if isinstance(e, Round)]
-    if started is None or not rounds or rounds[-1].round != summary["rounds"]:
-        raise RunError(f"{folder.path} is damaged: its events do not match its summary")
-    name = label or f"{started.algorithm}, seed {started.seed}"
-    return RunRecord(name, folder.path, started, rounds, summary, folder.read_json("manifest.json", "data", "split"))
+    stored = folder.read_json("summary.json", "reported")
+    manifest = _read_manifest(folder)
+    config = folder.config()
+    try:
+        happened = folder.events()
+        summary = json.loads(json.dumps(summarise(happened)))
+    except (ValueError, TypeError, IndexError, ZeroDivisionError, AssertionError) as error:
+        raise RunError(f"{folder.path} is damaged: its events contradict each other ({error})") from None
+    for key, value in summary.items():
+        if stored.get(key) != value:
+            raise RunError(f"{folder.path} is damaged: its events do not match its summary ({key} differs)")
+    started = next(event for event in happened if isinstance(event, Started))
+    rounds = [event for event in happened if isinstance(event, Round)]
+    _check_together(folder, config, manifest, started, rounds)
+    peak = stored.get("peak_memory_bytes")
+    summary["peak_memory_bytes"] = peak if isinstance(peak, int) else None
+    return RunRecord(
+        label or f"{started.algorithm}, seed {started.seed}", folder.path, config, started, rounds, summary, manifest
+    )
+
+
+def _read_manifest(folder: RunFolder) -> dict[str, Any]:
+    manifest: dict[str, Any] = folder.read_json("manifest.json", "versions")
+    try:
+        facts = Facts.model_validate(manifest, strict=True)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunError(f"{folder.path / 'manifest.json'} is damaged: {where} is missing or of another kind") from None
+    if any(len(row) != len(facts.data.classes) for row in facts.split.histogram):
+        raise RunError(f"{folder.path / 'manifest.json'} is damaged: its histogram does not have a column a class")
+    made, here = facts.versions.get("cwfed", "an unknown version"), __version__
+    if made.split(".")[:2] != here.split(".")[:2]:
+        raise RunError(
+            f"{folder.path} was made by cwfed {made}, this is {here}: results of different versions differ"
+        )
+    return manifest
+
+
+def _check_together(
+    folder: RunFolder, config: Config, manifest: dict[str, Any], started: Started, rounds: Sequence[Round]
+) -> None:
+    """Config, manifest and events must be of one run."""
+    facts = [
+        (config.algorithm_name, config.run.seed),
+        (manifest["algorithm"], manifest["seed"]),
+        (started.algorithm, started.seed),
+    ]
+    shape = (len(manifest["split"]["histogram"]), len(manifest["data"]["classes"]))
+    other = manifest.get("experiment", "") not in ("", experiment(config))
+    if len(set(facts)) > 1 or shape != (started.clients, started.classes) or other:
+        raise RunError(f"{folder.path} is mixed up: its config, manifest and events are of different runs")
+    if [r.round for r in rounds] != list(range(1, config.train.rounds + 1)):
+        raise RunError(f"{folder.path} is damaged: its events do not have the rounds 1 to {config.train.rounds}")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A folder that is not in the report, and why."""
+
+    path: Path
+    why: str
+
+
+def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
+    """Run folders among and below the given folders, each once."""
+    seen = set()
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise RunError(f"{path} is not a folder")
+        found = [path] if (path / "config.toml").exists() else sorted(p.parent for p in path.rglob("config.toml"))
+        if not found:
+            raise RunError(f"{path} holds no run of cwfed, nor does a folder below it: cwfed run makes one")
+        for folder in found:
+            if folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                yield folder
+
+
+def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]]:
+    """All whole runs in these folders, and what was left out."""
+    records: list[RunRecord] = []
+    left_out: list[LeftOut] = []
+    known: dict[str, Path] = {}
+    for path in folders(paths):
+        try:
+            record = read_run(path)
+        except CwfedError as error:
+            left_out.append(LeftOut(path, _why(path, error)))
+            continue
+        key = json.dumps([record.settings(), record.started.seed, record.manifest["data"]["digest"]], sort_keys=True)
+        if key in known:
+            left_out.append(LeftOut(path, f"the same experiment and seed as {known[key]}"))
+            continue
+        known[key] = path
+        records.append(record)
+    return records, left_out
+
+
+def _why(path: Path, error: CwfedError) -> str:
+    folder = RunFolder(path)
+    try:
+        folder.config()
+    except CwfedError as damage:
+        return str(damage)
+    return str(error) if folder.finished else f"not finished; {go_on(path)} goes on with it"
+
+
+def go_on(path: Path) -> str:
+    """The command that goes on with a run."""
+    return f"cwfed run --resume --out {shlex.quote(str(path))}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of a comparison: the runs of an algorithm with its settings, one a seed."""
+
+    label: str
+    records: list[RunRecord]
+    row: dict[str, Any] = field(init=False)
+    """Mean and standard deviation of what the table shows."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row", aggregate(self.label, [r.summary for r in self.records]))
+
+    @property
+    def first(self) -> RunRecord:
+        """The run of the smallest seed."""
+        return self.records[0]
+
+    def series(self, y: Vertical, x: Horizontal = "round") -> Series:
+        """A curve, averaged over the seeds."""
+        curves = [dict(record.points(y)) for record in self.records]
+        shared = sorted(set(curves[0]).intersection(*curves[1:]))
+        values = np.array([[curve[i] for i in shared] for curve in curves])
+        along = [record.along(x) for record in self.records]
+        ends = np.array([[a[i] for i in shared] for a in along])
+        std = values.std(0, ddof=1).tolist() if len(curves) > 1 else None
+        return Series(ends.mean(0).tolist(), values.mean(0).tolist(), std)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that can be compared: the same data, split in the same way, and the same network."""
+
+    title: str
+    methods: list[Method]
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """One run of each method: of the split that most methods have, so that clients can be compared."""
+        shared = self.aligned()
+        return [shared.get(i, method.first) for i, method in enumerate(self.methods)]
+
+    def aligned(self) -> dict[int, RunRecord]:
+        """By method, its run on the one split that most methods have: there client 3 is the same client."""
+        by_split: dict[str, dict[int, RunRecord]] = {}
+        for i, method in enumerate(self.methods):
+            for record in method.records:
+                by_split.setdefault(record.split, {}).setdefault(i, record)
+        return max(by_split.values(), key=len)
+
+    def differing(self) -> dict[str, list[Any]]:
+        """Settings in which the methods differ, one value a method."""
+        tables = [method.first.settings() for method in self.methods]
+        keys = dict.fromkeys(key for table in tables for key in table)
+        found = {key: [table.get(key) for table in tables] for key in keys}
+        return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+    def baselines(self) -> list[int]:
+        """The methods that others are compared with, client by client: Local and FedAvg, or the first one."""
+        shared = self.aligned()
+        wanted = [i for name in ("local", "fedavg") for i in shared if shared[i].started.algorithm == name]
+        return wanted or [min(shared)]
+
+    def gains(self, base: int, other: int) -> dict[int, float]:
+        """By client, the points of accuracy it has more under `other` than under `base`; none if they cannot be compared."""
+        shared = self.aligned()
+        if base == other or base not in shared or other not in shared:
+            return {}
+        there, here = shared[base].client_accuracies(), shared[other].client_accuracies()
+        return {client: 100 * (here[client] - there[client]) for client in there if client in here}
+
+
+def group(records: Sequence[RunRecord]) -> list[Group]:
+    """Runs by experiment, and within one by algorithm and settings; seeds of the same belong together."""
+    experiments: dict[str, list[RunRecord]] = {}
+    for record in records:
+        # not by the number of parameters: an algorithm may change the head
+        network = [record.manifest["model"]["name"], record.config.model.options]
+        same = [record.config.data.model_dump(), record.manifest["data"]["digest"], network]
+        key = json.dumps(same, sort_keys=True)
+        experiments.setdefault(key, []).append(record)
+    groups = []
+    for members in experiments.values():
+        by_settings: dict[str, list[RunRecord]] = {}
+        for record in members:
+            by_settings.setdefault(json.dumps(record.settings(), sort_keys=True), []).append(record)
+        runs = [sorted(same, key=lambda r: r.started.seed) for same in by_settings.values()]
+        methods = [Method(label, same) for label, same in zip(_labels(runs), runs, strict=True)]
+        groups.append(Group(describe(members[0]), methods))
+    return groups
+
+
+def describe(record: RunRecord) -> str:
+    """The experiment in a few words."""
+    data = record.config.data
+    how = {
+        "pathological": f"{data.classes_per_client} classes a client",
+        "dirichlet": f"Dirichlet({data.alpha:g})",
+        "iid": "IID",
+    }[data.partition]
+    split = "its own split" if data.name == "pfllib" else how
+    some = f", {data.samples:,} samples" if data.samples else ""
+    return f"{record.started.dataset}{some}, {split}, {record.started.clients} clients, {record.manifest['model']['name']}"
+
+
+def _labels(runs: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """The algorithm's name, with the settings that tell it from others of the same name."""
+    labels = []
+    for same in runs:
+        name, mine = same[0].started.algorithm, same[0].settings()
+        namesakes = [other[0].settings() for other in runs if other[0].started.algorithm == name]
+        keys = [key for key, value in mine.items() if any(other.get(key) != value for other in namesakes)]
+        settings = ", ".join(f"{key.removeprefix('algorithm.')}={_plain(mine[key])}" for key in keys)
+        labels.append(f"{name} ({settings})" if settings else name)
+    return labels
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

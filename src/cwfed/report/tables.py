@@ -1,20 +1,24 @@
-"""Comparisons as tables: for the terminal, and as Markdown."""
+"""Comparisons as tables: for the terminal, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
+import csv as csv_format
+import io
 from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 
+from cwfed.summary import PICKINGS
 from cwfed.types import PHASES
 
-HEADER = ("algorithm", "received", "trained", "validated", "last", "worst 10 %", "p~", "traffic", "time")
+HEADER = ("algorithm", "received", "trained", "validated", "last", "worst 10 %", "p~", "traffic", "time", "memory")
 EXPLANATION = (
     "received, trained: best test accuracy (%) of the model as handed out by the server, and after local training; "
     "* marks the phase that is reported for this method. validated, last: that phase in the round picked on held-out "
     "training data, and in the last round. worst 10 %: the clients that fare worst, best round. "
-    "p~: correlation of the class distributions read from the weights with the true ones."
+    "p~: correlation of the class distributions read from the weights with the true ones. "
+    "memory: peak of the whole simulation."
 )
 
 
@@ -61,14 +65,23 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         "–" if correlation is None else f"{correlation:.2f}",
         size(row["traffic"]["mean"]),
         duration(row["seconds"]["mean"]),
+        "–" if row["memory"]["mean"] is None else size(row["memory"]["mean"]),
     )
+
+
+def numbers(row: dict[str, Any]) -> tuple[float | None, ...]:
+    """The same without the label, as numbers to sort by."""
+    phase, accuracy = row["reported"]["phase"], row["accuracy"]
+    spreads = [accuracy[p]["best"] for p in PHASES] + [accuracy[phase]["validated"], accuracy[phase]["last"]]
+    spreads += [row[name] for name in ("worst_decile", "correlation", "traffic", "seconds", "memory")]
+    return tuple(spread["mean"] for spread in spreads)
 
 
 def terminal(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """A comparison for people at a terminal."""
     table = Table(title=title, caption=EXPLANATION, caption_justify="left")
     for name in HEADER:
-        table.add_column(name, justify="left" if name == "algorithm" else "right")
+        table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=name == "algorithm")
     for row in rows:
         table.add_row(*cells(row))
     return table
@@ -76,5 +89,50 @@ def terminal(rows: Sequence[dict[str, Any]], title: str) -> Table:
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A comparison for a document."""
-    lines = [HEADER, ("---", *["---:"] * (len(HEADER) - 1)), *map(cells, rows)]
+    return markdown_table(HEADER, [cells(row) for row in rows])
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Any table for a document: the first column to the left, the others to the right."""
+    texts = [[text.replace("|", "\\|") for text in line] for line in (header, *rows)]
+    lines = [texts[0], ["---", *["---:"] * (len(header) - 1)], *texts[1:]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def latex_escape(text: str) -> str:
+    r"""
+    >>> latex_escape("p~ & 10 %")
+    'p\\textasciitilde{} \\& 10 \\%'
+    """
+    special = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "–": "--",
+    }
+    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
+
+
+def latex(rows: Sequence[dict[str, Any]]) -> str:
+    """A comparison for a paper; needs the package booktabs."""
+    lines = [" & ".join(map(latex_escape, line)) + r" \\" for line in (HEADER, *map(cells, rows))]
+    columns = "l" + "r" * (len(HEADER) - 1)
+    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+    return "\n".join([begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", end]) + "\n"
+
+
+def csv(rows: Sequence[dict[str, Any]]) -> str:
+    """A comparison for a spreadsheet: plain numbers, accuracies as fractions."""
+    text = io.StringIO()
+    writer = csv_format.writer(text, lineterminator="\n")
+    picks = [(phase, name) for phase in PHASES for name in PICKINGS]
+    names = [f"{phase}_{name}{end}" for phase, name in picks for end in ("", "_std")]
+    plain = ("worst_decile", "correlation", "traffic", "seconds", "memory")
+    writer.writerow(["label", "algorithm", "reported_phase", *names, *plain])
+    for row in rows:
+        spreads = [row["accuracy"][phase][name] for phase, name in picks]
+        values = [spread[key] for spread in spreads for key in ("mean", "std")]
+        fixed = [row["label"], row["algorithm"], row["reported"]["phase"]]
+        writer.writerow([*fixed, *values, *(row[name]["mean"] for name in plain)])
+    return text.getvalue()

@@ -1,0 +1,36 @@
+"""The command line: parse, call, print. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from rich.markup import escape
+
+from cwfed.cli import about, data, report, reproduce, run
+from cwfed.cli.app import app
+from cwfed.console import err
+from cwfed.errors import CwfedError, Interrupted
+
+__all__ = ["about", "app", "data", "main", "report", "reproduce", "run"]
+
+
+def main() -> None:
+    """The console script: errors are one sentence on stderr and a non-zero exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except Interrupted as interrupt:
+        err.print(f"interrupted: {escape(str(interrupt))}", highlight=False, soft_wrap=True)
+        sys.exit(130)
+    except CwfedError as error:
+        err.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

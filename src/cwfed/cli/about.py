@@ -1,0 +1,99 @@
+"""cwfed algorithms, cwfed cost: what there is and what it costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cwfed.cli.app import JsonOption, app
+from cwfed.console import attribute_docs, out
+from cwfed.errors import CwfedError
+
+
+@app.command()
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="One algorithm, to be explained.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The algorithms, or one of them: its equations and settings."""
+    import dataclasses
+    import inspect
+
+    from cwfed import algorithms as known
+
+    classes = known.ALGORITHMS if name is None else {name: known.find(name)}
+    described: dict[str, dict[str, Any]] = {
+        key: {
+            "what": (cls.__doc__ or "").split("\n")[0],
+            "reported_on": cls.phase,
+            "travels": cls.travels,
+            "costs": cls.work,
+            "settings": known.describe(known.build(key), key),
+        }
+        for key, cls in classes.items()
+    }
+    if as_json:
+        print(json.dumps(described))
+        return
+    if name is None:
+        table = Table("name", "what it does", "reported on")
+        for key, facts in described.items():
+            table.add_row(key, facts["what"], facts["reported_on"])
+        out.print(table)
+        return
+    cls, facts = classes[name], described[name]
+    out.print(inspect.getdoc(sys.modules[cls.__module__]), markup=False, highlight=False)
+    out.print(
+        f"\nTravels: {facts['travels']}.\nCosts: {facts['costs']}.\nReported on: {facts['reported_on']}.\n",
+        highlight=False,
+    )
+    if fields := dataclasses.fields(cls):
+        table = Table("setting", "default", "meaning")
+        meanings, default = attribute_docs(cls), known.build(name)
+        for f in fields:
+            table.add_row(
+                f"algorithm.{known.setting(f.name)}",
+                escape(str(getattr(default, f.name))),
+                escape(meanings.get(f.name, "")),
+            )
+        out.print(table)
+
+
+@app.command()
+def cost(
+    model: Annotated[str, typer.Option(help="cnn, resnet18, fasttext, mlp or module:function.")] = "resnet18",
+    classes: Annotated[int, typer.Option(help="K, the number of classes.", min=2)] = 10,
+    clients: Annotated[int, typer.Option(help="M, the number of clients.", min=1)] = 20,
+    participants: Annotated[int, typer.Option(help="Clients in a round; 0 is all.", min=0)] = 0,
+    shape: Annotated[str, typer.Option(help="One sample: 3x32x32 for images, 100 for vectors or words.")] = "3x32x32",
+    vocabulary: Annotated[int, typer.Option(help="For text: the number of words.", min=0)] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """What each method costs: numbers the server stores and numbers that travel in a round."""
+    import dataclasses
+
+    from cwfed.cost import costs
+    from cwfed.models import InputShape
+
+    try:
+        dims = tuple(int(part) for part in shape.split("x"))
+    except ValueError:
+        raise CwfedError(f"--shape {shape!r} must look like 3x32x32 or 100") from None
+    if min(dims) < 1 or len(dims) not in (1, 3):
+        raise CwfedError(f"--shape {shape!r} must look like 3x32x32 or 100")
+    if participants > clients:
+        raise CwfedError(f"--participants {participants}, but there are only {clients} clients")
+    rows = costs(model, InputShape(dims, vocabulary), classes, clients, participants or clients, {})
+    if as_json:
+        print(json.dumps([dataclasses.asdict(row) for row in rows]))
+        return
+    table = Table("method", "server, millions", "down, millions a round", "up, millions a round", "")
+    table.title = f"{model}, {classes} classes, {participants or clients} of {clients} clients (numbers of 4 bytes)"
+    for row in rows:
+        table.add_row(row.method, *(f"{n / 1e6:,.2f}" for n in (row.server, row.down, row.up)), row.note)
+    out.print(table)

@@ -1,0 +1,44 @@
+"""The application that the commands belong to, and the options that several of them share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from cwfed.config import Config
+
+app = typer.Typer(
+    help="Personalised federated learning around class-wise federated averaging (cwFedAvg).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+ConfigArgument = Annotated[Path | None, typer.Argument(help="A config file (TOML); none is the digits experiment.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="Change a setting: section.key=value. May be repeated.")
+]
+DataDirOption = Annotated[
+    str | None,
+    typer.Option(help="A folder with the hub's parquet files, one folder per hub name.", envvar="CWFED_DATA"),
+]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track", help="Follow the run live: tensorboard, or wandb or mlflow where installed. May be repeated."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def load_config(path: Path | None, settings: list[str], resumed: Path | None = None) -> Config:
+    """The config of a file, or of the run that is resumed, with settings on top."""
+    from cwfed import config as configs
+    from cwfed.folder import RunFolder
+
+    if resumed and RunFolder(resumed).exists:
+        return configs.with_settings(RunFolder(resumed).config(), settings)
+    return configs.load(path, settings)

@@ -1,0 +1,102 @@
+"""cwfed data: what there is, who holds what, decode ahead of time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
+from cwfed.console import err, out, print_heat_map
+from cwfed.errors import CwfedError
+
+data_app = typer.Typer(help="Data sets: what there is, who holds what, decode ahead of time.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list(as_json: JsonOption = False) -> None:
+    """The data sets that have a name."""
+    from cwfed.data.sources import HUB
+
+    named = [("digits", "inside scikit-learn", "images 8 x 8, always there")]
+    named += [(name, hub.repository, "text" if hub.text else "images") for name, hub in HUB.items()]
+    if as_json:
+        print(json.dumps([{"name": name, "from": origin, "kind": kind} for name, origin, kind in named]))
+        return
+    table = Table("name", "from", "kind")
+    for row in named:
+        table.add_row(*row)
+    table.add_row(
+        "hub", "data.path = a hub name or a folder of parquet files", "data.image_column or data.text_column"
+    )
+    table.add_row("imagefolder", "data.path/class/image.png", "images")
+    table.add_row("csv", "data.path, columns text and label", "text")
+    table.add_row("pfllib", "data.path/train/0.npz ...", "PFLlib's layout, its own split")
+    table.add_row("module:function", "your code, returns (inputs, labels)", "anything")
+    out.print(table)
+
+
+@data_app.command("show")
+def data_show(
+    config: ConfigArgument = None,
+    set_: SetOption = None,
+    picture: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also draw it: a .png, .svg or .pdf file.")
+    ] = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Who holds what: samples of each class at each client."""
+    from cwfed import data
+
+    chosen = load_config(config, set_ or [])
+    dataset = data.load(chosen.data.source(), data_dir)
+    federation = data.share_out(
+        dataset, chosen.partition_spec(), chosen.run.seed, chosen.data.validation, chosen.data.samples
+    )
+    histogram = federation.histogram()
+    if picture and not picture.suffix:
+        raise CwfedError(f"the picture {picture} needs an ending: .png, .svg or .pdf")
+    if picture:
+        from cwfed.report import figures
+
+        drawn = figures.distribution(histogram, f"{dataset.name}, seed {chosen.run.seed}")
+        try:
+            figures.save(drawn, picture.with_suffix(""), [picture.suffix[1:]])
+        except OSError as error:
+            raise CwfedError(f"the picture {picture} cannot be written: {error}") from None
+    if as_json:
+        sizes = [[len(s.train), len(s.validation), len(s.test)] for s in federation.shards]
+        print(json.dumps({"histogram": histogram.tolist(), "sizes": sizes, "classes": dataset.class_names}))
+        return
+    print_heat_map(histogram.tolist(), dataset.class_names, dataset.name)
+    nobody = [name for name, held in zip(dataset.class_names, histogram.sum(0), strict=True) if not held]
+    if nobody:
+        out.print(f"Held by nobody: {escape(', '.join(nobody))}")
+    if picture:
+        out.print(f"Drawn in {escape(str(picture))}")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    names: Annotated[list[str], typer.Argument(help="Names of data sets.")],
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decode data sets into the cache, so that runs start at once."""
+    from cwfed import data
+
+    for name in names:
+        with err.status(f"decoding {name}"):
+            found = data.load(data.SourceSpec(name), data_dir)
+        if as_json:
+            facts = {"samples": len(found.labels), "shape": found.inputs.shape[1:], "classes": found.classes}
+            print(json.dumps({"name": name, **facts, "digest": found.digest}))
+            continue
+        shape = " x ".join(map(str, found.inputs.shape[1:]))
+        out.print(f"{name}: {len(found.labels):,} samples of {shape}, {found.classes} classes, {found.digest[:12]}")

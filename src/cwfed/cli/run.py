@@ -1,0 +1,163 @@
+"""cwfed run, compare, demo, bench: what computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, TrackOption, app, load_config
+from cwfed.console import err, out, print_bench, print_summary, progress
+from cwfed.errors import CwfedError
+
+if TYPE_CHECKING:
+    from cwfed.config import Config
+
+
+@app.command()
+def run(
+    config: ConfigArgument = None,
+    set_: SetOption = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    data_dir: DataDirOption = None,
+    track: TrackOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run one experiment and leave its folder."""
+    from cwfed import session
+
+    if resume and out_dir is None:
+        raise CwfedError("--resume needs the folder of the run: --out DIR")
+    settings = set_ or []
+    chosen = None
+    if not (resume and config is None and not settings):
+        chosen = load_config(config, settings, out_dir if resume and config is None else None)
+    folder = out_dir or _free_folder(chosen)
+    with progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
+        summary = session.run(
+            chosen, folder, resume=resume, data_dir=data_dir, on_event=watch("run"), track=track or ()
+        )
+    if as_json:
+        print(json.dumps(summary))
+        return
+    print_summary(summary)
+    out.print(
+        f"\nEverything is in [bold]{escape(str(folder))}[/bold]: summary.json, config.toml, events.jsonl, models"
+    )
+
+
+@app.command()
+def compare(
+    config: ConfigArgument = None,
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", "-a", help="Names, separated by commas; name:key=value changes a setting.")
+    ] = "fedavg,cwfedavg",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    set_: SetOption = None,
+    out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for all runs and the report.")] = Path(
+        "runs/compare"
+    ),
+    data_dir: DataDirOption = None,
+    track: TrackOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run several algorithms and seeds; one table, one page. Finished runs are reused, broken-off ones go on."""
+    rows = _compare(load_config(config, set_ or []), algorithms, seeds, out_dir, data_dir, as_json, track or ())
+    if as_json:
+        print(json.dumps(rows))
+
+
+@app.command()
+def demo(
+    out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs and the report.")] = Path("demo"),
+) -> None:
+    """FedAvg against cwFedAvg on the digits inside scikit-learn: about a minute, a table and a page."""
+    from cwfed import config as configs
+
+    out.print(
+        "20 clients, each holding two of the ten digits. FedAvg gives everybody the same model; cwFedAvg averages\n"
+        "once per class and mixes the class models by each client's class distribution, read from its weights.\n"
+    )
+    settings = ["train.rounds=40", "train.lr=0.05"]
+    _compare(configs.load(None, settings), "fedavg,cwfedavg", "0", out_dir, None, False)
+
+
+@app.command()
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(help="Which workloads; none is all.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less data and fewer repeats: within three minutes.")
+    ] = False,
+    out_dir: Annotated[Path, typer.Option("--out", "-o", help="Where bench.json and bench.png go.")] = Path("bench"),
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the engines side by side with published-style code: ratios, JSON, one picture."""
+    from cwfed import benchmark
+
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CwfedError(f"--out {out_dir} cannot be made: {error.strerror}") from None
+    with err.status("starting") as status:
+        result = benchmark.bench(workloads or (), quick, tell=lambda title: status.update(f"measuring {title}"))
+    (out_dir / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
+    benchmark.picture(result, out_dir / "bench.png")
+    if as_json:
+        print(json.dumps(result))
+        return
+    print_bench(result)
+    out.print(f"\nThe numbers are in [bold]{escape(str(out_dir / 'bench.json'))}[/bold], the picture beside them")
+
+
+def _free_folder(config: Config | None) -> Path:
+    """runs/<data>-<algorithm>-<seed>, numbered where that is taken."""
+    assert config is not None
+    name = f"{config.data.name}-{config.algorithm_name}-{config.run.seed}".replace(":", "-").replace("/", "-")
+    base = Path("runs") / name
+    candidates = (base, *(base.with_name(f"{name}.{i}") for i in range(2, 100_000)))
+    return next(path for path in candidates if not path.exists())
+
+
+def _compare(
+    config: Config,
+    names: str,
+    seeds: str,
+    folder: Path,
+    data_dir: str | None,
+    quiet: bool,
+    track: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    from cwfed import compare as comparing
+    from cwfed.report import figures, page, tables
+    from cwfed.report.runs import Group, Method, read_run
+
+    entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
+    with progress(folder, "the same command goes on with it") as watch:
+        rows = comparing.compare(
+            config,
+            entries,
+            numbers,
+            folder,
+            data_dir=data_dir,
+            on_run=lambda label, seed: watch(label if len(numbers) == 1 else f"{label}, seed {seed}"),
+            track=track,
+        )
+    title = f"{config.data.name}, {config.data.partition}, {config.data.clients} clients"
+    methods = [Method(row["label"], [read_run(run, row["label"]) for run in row["runs"]]) for row in rows]
+    group = Group(title, methods)
+    (folder / "comparison.json").write_text(json.dumps(rows, indent=1))
+    (folder / "comparison.md").write_text(tables.markdown(rows))
+    page.write(folder / "report.html", title, [group])
+    figures.save(figures.overview(group), folder / "overview")
+    if not quiet:
+        out.print(tables.terminal(rows, title))
+        where = escape(str(folder))
+        out.print(
+            f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"
+        )
+    return rows

@@ -1,0 +1,80 @@
+"""Every table and figure of the paper: `paper/` says what they are, the modules here run and judge them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cwfed.errors import CwfedError
+from cwfed.folder import RunFolder
+from cwfed.reproduce.outcome import Outcome
+from cwfed.reproduce.runner import Estimate, Job, Workshop, estimate
+from cwfed.reproduce.spec import SCALES, Item, Scale, find, items
+
+__all__ = [
+    "SCALES",
+    "Estimate",
+    "Item",
+    "Job",
+    "Outcome",
+    "Scale",
+    "Workshop",
+    "estimate",
+    "find",
+    "items",
+    "judge",
+    "write_overview",
+]
+
+EXACT = ("memory", "hyperparameters", "pathways", "aggregation")
+"""Kinds that are the same at every scale."""
+
+
+def judge(item: Item, workshop: Workshop) -> Outcome:
+    """The table or figure from its finished runs; an error with the command where some are missing."""
+    from cwfed.reproduce import pictures, tables
+
+    workshop.require(item)
+    outcome = (tables.KINDS | pictures.KINDS)[item.kind](item, workshop)
+    if workshop.scale == "smoke" and item.kind not in EXACT:
+        _say_nothing(outcome)
+    outcome.runs = [job.folder for job in workshop.jobs(item)]
+    outcome.command = workshop.command(item)
+    return outcome
+
+
+def _say_nothing(outcome: Outcome) -> None:
+    """A few rounds on digits neither agree nor disagree with anything."""
+    outcome.rows = [
+        (label, [replace(cell, verdict="", against=()) for cell in cells]) for label, cells in outcome.rows
+    ]
+    detail = "this scale only shows that everything runs"
+    outcome.claims = [replace(claim, holds=None, detail=detail) for claim in outcome.claims]
+
+
+def write_overview(workshop: Workshop) -> None:
+    """All results of a scale that are there, in the paper's order, in one document, and where their numbers come from."""
+    folder = workshop.folder / "results"
+    names = [name for name in items() if (folder / f"{name}.md").exists()]
+    text = "\n".join((folder / f"{name}.md").read_text(encoding="utf-8") for name in names)
+    title = f"# Reproduced at scale {workshop.scale}: ours (the paper's)"
+    (folder / "README.md").write_text(f"{title}\n\n{text}", encoding="utf-8")
+    used = {
+        run for name in names for run in json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["runs"]
+    }
+    origins = {str(Path(run).relative_to(workshop.folder)): _origin(Path(run)) for run in sorted(used)}
+    (folder / "runs.json").write_text(json.dumps(origins, indent=1) + "\n", encoding="utf-8")
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """A run's settings, hashes, versions, machine and result: its manifest without the long lists."""
+    folder = RunFolder(path)
+    try:
+        manifest = folder.read_json("manifest.json", "data", "split")
+        reported = folder.read_json("summary.json", "reported")["reported"]
+        hashes = {what: manifest[what]["digest"] for what in ("data", "split")}
+        config = folder.config().model_dump()
+    except CwfedError as error:  # removed or damaged since it was used
+        return {"unreadable": str(error)}
+    short = {key: value for key, value in manifest.items() if key not in ("data", "split")}
+    return short | {"digests": hashes, "config": config, "reported": reported}

@@ -1,0 +1,370 @@
+"""The paper's figures: one function a kind, from a spec and its runs to an outcome with pictures and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cwfed import algorithms, data, mixing
+from cwfed.compare import with_algorithm
+from cwfed.engine.bench import Bench
+from cwfed.errors import RunError
+from cwfed.events import Portrait
+from cwfed.report import figures
+from cwfed.report.figures import Panel
+from cwfed.report.runs import Method, RunRecord
+from cwfed.report.style import COLOURS, STROKES
+from cwfed.reproduce import aggregation, pathways, pathways_drawing
+from cwfed.reproduce.outcome import Outcome
+from cwfed.reproduce.runner import Workshop
+from cwfed.reproduce.spec import Item, Row, Scale, Setup
+from cwfed.reproduce.tables import spread
+from cwfed.reproduce.verdict import Cell, Claim, Value
+from cwfed.simulation import Simulation
+from cwfed.types import Output, Params, Start
+
+
+def _correlation(a: Any, b: Any) -> float:
+    return float(np.corrcoef(np.ravel(a), np.ravel(b))[0, 1])
+
+
+def _value(number: float | None) -> Cell:
+    return Cell(None if number is None else Value(number))
+
+
+def _cheap(scale: Scale) -> Scale:
+    """What takes seconds in the paper's own setting is done there."""
+    return "smoke" if scale == "smoke" else "paper"
+
+
+# --- drawings that need no run
+
+
+def motivational_example(item: Item, workshop: Workshop) -> Outcome:
+    """The 3-client toy, trained here and now."""
+    found = pathways.compute()
+    result = Outcome(item, workshop.scale, pictures={item.name: pathways_drawing.draw(found)})
+    result.claims = pathways.claims(found)
+    return result
+
+
+def drawing_of_aggregations(item: Item, workshop: Workshop) -> Outcome:
+    """The two aggregations with three clients."""
+    return Outcome(item, workshop.scale, pictures={item.name: aggregation.draw()})
+
+
+def data_distributions(item: Item, workshop: Workshop) -> Outcome:
+    """Who holds what, for several heterogeneities."""
+    setups = [Setup(name, _cheap(workshop.scale)) for name in item.settings]
+    panels, effective = [], []
+    for setup in setups:
+        config = setup.config
+        federation = data.share_out(
+            data.load(config.data.source(), workshop.data_dir),
+            config.partition_spec(),
+            setup.seeds[0],
+            config.data.validation,
+            config.data.samples,
+        )
+        histogram = federation.histogram()
+        panels.append(Panel(f"alpha = {config.data.alpha:g}", histogram))
+        p = histogram / histogram.sum(1, keepdims=True)
+        effective.append(float((1 / (p**2).sum(1)).mean()))
+    result = Outcome(item, workshop.scale, columns=[panel.title for panel in panels])
+    result.rows = [("classes a client has, effectively (1 / sum p²)", [_value(number) for number in effective])]
+    result.claims = [
+        Claim("a larger alpha spreads a client's data over more classes", effective == sorted(effective))
+    ]
+    result.pictures = {item.name: figures.heat_maps(panels)}
+    return result
+
+
+# --- p~ within the first epoch
+
+
+class _Watched(algorithms.CwFedAvg):
+    """cwFedAvg that remembers p~ before every step."""
+
+    def __init__(self, wdr: float) -> None:
+        super().__init__(wdr=wdr)
+        object.__setattr__(self, "seen", [])
+
+    def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
+        seen: list[Tensor] = self.seen  # type: ignore[attr-defined]
+        seen.append(mixing.norm_distribution(output.weight.detach()).clone())
+        return super().penalty(params, output, labels, start)
+
+
+def first_epoch(item: Item, workshop: Workshop) -> Outcome:
+    """One client's p~ over the batches of round 1, without and with WDR, and where it ends against p."""
+    (name,) = item.settings
+    setup = Setup(name, _cheap(workshop.scale))
+    entry = setup.entry(Row(label="", algorithm={"name": "cwfedavg"}))
+    config = with_algorithm(setup.config, entry, setup.seeds[0])
+    wdr = config.algorithm["wdr"]
+    simulation = Simulation(
+        config.model_copy(update={"run": config.run.model_copy(update={"engine": "loop"})}), workshop.data_dir
+    )
+    try:
+        counts = np.stack([simulation.federation.class_counts(c) for c in range(simulation.clients)])
+        # the client with most samples: its lines are longest
+        client = int(np.argmax(counts.sum(1)))
+        p = counts[client] / counts[client].sum()
+        evolutions = {}
+        for label, coefficient in (("without WDR", 0.0), ("with WDR", wdr)):
+            algorithm = _Watched(coefficient)
+            state = algorithm.init(simulation.fresh, simulation.task)
+            train = partial(_train, algorithm=algorithm, state=state, simulation=simulation)
+            (last,) = simulation.engine.map(train, [client])
+            evolutions[label] = torch.stack([*algorithm.seen, last]).numpy()  # type: ignore[attr-defined]
+    finally:
+        simulation.close()
+    result = Outcome(item, workshop.scale, columns=["correlation with p", "||p - p~||"], digits=3)
+    for label, evolution in evolutions.items():
+        distance = float(np.linalg.norm(evolution[-1] - p))
+        result.rows.append((label, [_value(_correlation(evolution[-1], p)), _value(distance)]))
+    plain, regularised = evolutions["without WDR"][-1], evolutions["with WDR"][-1]
+    result.claims = [
+        Claim("without WDR, p~ correlates with p", _correlation(plain, p) > 0),
+        Claim("with WDR, p~ is nearer to p", bool(np.linalg.norm(regularised - p) < np.linalg.norm(plain - p))),
+    ]
+    result.notes = [
+        f"Client {client}, {len(evolution) - 1} batches; p~ is read before each batch and after the last."
+    ]
+    result.pictures = {item.name: _draw_first_epoch(evolutions, p, client)}
+    return result
+
+
+def _train(bench: Bench, client: int, algorithm: algorithms.CwFedAvg, state: Any, simulation: Simulation) -> Tensor:
+    statistics = simulation.local_statistics
+    start = algorithm.begin(algorithm.send(state, client), None, bench.view(client, statistics))
+    bench.train(algorithm, start, statistics, client, 1, simulation.engine.how)
+    weight: Tensor = bench.complete()[simulation.task.output_weight]
+    return mixing.norm_distribution(weight)
+
+
+def _draw_first_epoch(evolutions: dict[str, NDArray[Any]], p: NDArray[Any], client: int) -> Figure:
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    *lines, scatter = figure.subplots(1, 3, width_ratios=[1, 1, 1.1])
+    top = 1.05 * max(p.max(), *(e.max() for e in evolutions.values()))
+    shown = np.argsort(-p)[: max(1, int((p > 0.02).sum()))]  # classes with a share worth a line of its own
+    for axes, (label, evolution) in zip(lines, evolutions.items(), strict=True):
+        axes.plot(evolution, color="0.75", linewidth=0.6)
+        for i, k in enumerate(shown):
+            style = STROKES[i // len(COLOURS) % 4]
+            name = f"class {k}, p = {p[k]:.2f}" if i < 6 else None
+            axes.plot(evolution[:, k], style, color=COLOURS[i % len(COLOURS)], label=name)
+        axes.set(title=f"client {client}, {label}", xlabel="batch", ylabel="p~", ylim=(0, top))
+    lines[0].legend(frameon=False, fontsize=7)  # there the lines lie low and leave room
+    for (label, evolution), marker, colour in zip(evolutions.items(), "^o", (COLOURS[1], COLOURS[0]), strict=True):
+        scatter.plot(p, evolution[-1], marker, color=colour, markersize=5, alpha=0.8, label=label)
+    scatter.plot([0, top], [0, top], color="0.6", linewidth=0.8)
+    scatter.set(title="after the epoch", xlabel="p", ylabel="p~")
+    scatter.legend(frameon=False, fontsize=7)
+    return figure
+
+
+# --- figures of runs
+
+
+def _records(item: Item, workshop: Workshop, setting: str) -> dict[str, RunRecord]:
+    setup = Setup(setting, workshop.scale)
+    return {row.label: workshop.records(setup, row)[0] for row in item.rows}
+
+
+def _portrait(record: RunRecord) -> Portrait:
+    if record.portrait is None:
+        raise RunError(
+            f"{record.path} has no portrait of its models, which heat maps need: a mixture overflowed in its last round"
+        )
+    return record.portrait
+
+
+def heat_maps(item: Item, workshop: Workshop) -> Outcome:
+    """Data and output-layer norms, and how alike they are."""
+    (setting,) = item.settings
+    records = _records(item, workshop, setting)
+    any_record = next(iter(records.values()))
+    result = Outcome(item, workshop.scale, columns=["correlation of norms with p"], digits=3)
+    panels, alike = [], {}
+    for name in item.options["panels"]:
+        if name == "data":
+            panels.append(Panel("data", any_record.histogram))
+            continue
+        label, what = name.split(":")
+        portrait = _portrait(records[label])
+        if what == "classes":
+            values = np.array(portrait.classes)
+            panels.append(Panel(f"{label}:\nclass models", values, rows="class model"))
+            off = values.sum() - np.trace(values)
+            ratio = np.trace(values) / len(values) / (off / (values.size - len(values)))
+            result.notes.append(f"{label}: a class model's own row is {ratio:.1f} times as long as its other rows.")
+            continue
+        if what == "difference":
+            values = np.array(portrait.trained) - np.array(portrait.received)
+            panels.append(Panel(f"{label}:\ntrained - received", values, diverging=True))
+        else:
+            values = np.array(getattr(portrait, what))
+            panels.append(Panel(f"{label}:\n{what}", values))
+        alike[name] = _correlation(values, portrait.distribution)
+        result.rows.append((name, [_value(alike[name])]))
+    best = max((name for name in alike if not name.endswith("difference")), key=lambda name: alike[name])
+    result.claims = [
+        Claim(
+            f"{item.leader}'s output norms are the most similar to the data",
+            best.split(":")[0] == item.leader,
+            f"most similar: {best}",
+        )
+    ]
+    result.pictures = {
+        item.name: figures.heat_maps(panels, columns=3 if len(panels) == 6 else 5 if len(panels) == 10 else 4)
+    }
+    return result
+
+
+def convergence(item: Item, workshop: Workshop) -> Outcome:
+    """Training loss over the rounds; who is faster is who has the lower mean loss over them."""
+    setups = [Setup(name, workshop.scale) for name in item.settings]
+    result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups])
+    figure = Figure(figsize=(9, 2.7 * -(-len(setups) // 3)), layout="constrained")
+    means: list[list[Value]] = []
+    for axes, setup in zip(figure.subplots(-(-len(setups) // 3), 3, squeeze=False).flat, setups, strict=False):
+        methods = [Method(row.label, workshop.records(setup, row)) for row in item.rows]
+        figures.draw_curves(axes, methods, "training loss")
+        axes.set_title(setup.title, fontsize=9)
+        axes.legend(frameon=False)
+        means.append(
+            [spread([float(np.mean([v for _, v in r.points("training loss")])) for r in m.records]) for m in methods]
+        )
+    labels = [row.label for row in item.rows]
+    result.rows = [
+        (f"{label}: mean training loss", [Cell(column[i]) for column in means]) for i, label in enumerate(labels)
+    ]
+    for setup, column, faster in zip(setups, means, item.options["faster"], strict=True):
+        here = labels[int(np.argmin([value.mean for value in column]))]
+        result.claims.append(Claim(f"{setup.title}: {faster} converges faster", here == faster, f"here {here}"))
+    result.pictures = {item.name: figure}
+    return result
+
+
+def per_client(item: Item, workshop: Workshop) -> Outcome:
+    """Training loss of every client over the rounds it took part in."""
+    (setting,) = item.settings
+    records = _records(item, workshop, setting)
+    losses = {label: _client_losses(record) for label, record in records.items()}
+    histogram = next(iter(records.values())).histogram
+    p = histogram / histogram.sum(1, keepdims=True)
+    effective = 1 / (p**2).sum(1)
+    clients = sorted(set.intersection(*(set(found) for found in losses.values())))
+    columns = 5
+    figure = Figure(figsize=(10, 1.7 * -(-len(clients) // columns)), layout="constrained")
+    grid = figure.subplots(-(-len(clients) // columns), columns, squeeze=False, sharex=True)
+    lead = []
+    for axes, client in zip(grid.flat, clients, strict=False):
+        for i, (label, found) in enumerate(losses.items()):
+            axes.plot(*zip(*found[client], strict=True), STROKES[i], color=COLOURS[i], label=label)
+        axes.set_title(f"client {client}: {effective[client]:.1f} classes, n = {histogram[client].sum()}", fontsize=7)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.tick_params(labelsize=7)
+        fedavg, ours = (np.mean([v for _, v in losses[label][client]]) for label in ("FedAvg", "cwFedAvg"))
+        lead.append(float((fedavg - ours) / fedavg))
+    for axes in grid.flat[len(clients) :]:
+        axes.set_visible(False)
+    grid.flat[0].legend(frameon=False, fontsize=7)
+    figure.supxlabel("round", fontsize=8)
+    figure.supylabel("training loss", fontsize=8)
+    faster = [c for c, value in zip(clients, lead, strict=True) if value > 0]
+    slower = [c for c in clients if c not in faster]
+    result = Outcome(item, workshop.scale, columns=["clients", "effective classes, mean"])
+    for label, members in (("cwFedAvg converges faster", faster), ("FedAvg converges faster", slower)):
+        result.rows.append(
+            (label, [_value(float(len(members))), _value(float(effective[members].mean()) if members else None)])
+        )
+    how = _correlation(lead, effective[clients]) if len(clients) > 1 and np.ptp(lead) > 0 else None
+    result.claims = [
+        Claim("cwFedAvg's lead is larger at clients with fewer effective classes", None if how is None else how < 0,
+              "" if how is None else f"correlation of lead and effective classes {how:.2f}"),
+    ]  # fmt: skip
+    result.pictures = {item.name: figure}
+    return result
+
+
+def _client_losses(record: RunRecord) -> dict[int, list[tuple[int, float]]]:
+    found: dict[int, list[tuple[int, float]]] = {}
+    for round_ in record.rounds:
+        for client, loss in zip(round_.participants, round_.client_loss, strict=True):
+            found.setdefault(client, []).append((round_.round, loss))
+    return found
+
+
+def coefficient(item: Item, workshop: Workshop) -> Outcome:
+    """Accuracy and regulariser for several coefficients."""
+    setups = [Setup(name, workshop.scale) for name in item.settings]
+    result = Outcome(item, workshop.scale, digits=3)
+    result.columns = [f"{setup.title}: {what}" for setup in setups for what in ("accuracy, %", "||p - p~||")]
+    figure = Figure(figsize=(4.4 * len(setups), 3), layout="constrained")
+    table: dict[str, list[Cell]] = {row.label: [] for row in item.rows}
+    for axes, setup in zip(np.atleast_1d(figure.subplots(1, len(setups))), setups, strict=True):
+        wdrs, accuracies, distances = [], [], []
+        for row in item.rows:
+            records = workshop.records(setup, row)
+            wdrs.append(records[0].config.algorithm["wdr"])
+            accuracies.append(spread([100 * r.summary["reported"]["accuracy"] for r in records]))
+            distances.append(spread([r.points("distance")[-1][1] for r in records]))
+            table[row.label] += [Cell(accuracies[-1]), Cell(distances[-1])]
+        _draw_coefficient(axes, setup.title, wdrs, accuracies, distances)
+        falls = all(b.mean <= a.mean + 0.005 for a, b in pairwise(distances))
+        result.claims.append(Claim(f"{setup.title}: a larger lambda brings p~ nearer to p", falls))
+        chosen = [row.label for row in item.rows].index("1")
+        near = max(a.mean for a in accuracies) - accuracies[chosen].mean
+        result.claims.append(
+            Claim(
+                f"{setup.title}: the chosen lambda is within 2 points of the best",
+                near <= 2,
+                f"{near:.1f} points below the best",
+            )
+        )
+    result.rows = [(f"{label} times the chosen lambda", cells) for label, cells in table.items()]
+    result.pictures = {item.name: figure}
+    return result
+
+
+def _draw_coefficient(
+    axes: Any, title: str, wdrs: list[float], accuracies: list[Value], distances: list[Value]
+) -> None:
+    positions = range(len(wdrs))
+    names = [f"{2 * wdr:g}" for wdr in wdrs]  # the paper's lambda is twice the equation's coefficient
+    (line,) = axes.plot(positions, [a.mean for a in accuracies], "o-", color=COLOURS[0], label="accuracy")
+    axes.set(
+        title=title,
+        xlabel="lambda (as in the paper)",
+        ylabel="accuracy, %",
+        xticks=list(positions),
+        xticklabels=names,
+    )
+    other = axes.twinx()
+    other.spines["right"].set_visible(True)
+    (dashed,) = other.plot(positions, [d.mean for d in distances], "s--", color=COLOURS[1], label="||p - p~||")
+    other.set(ylabel="||p - p~||", ylim=(0, None))
+    axes.legend(handles=[line, dashed], frameon=False, loc="center left")
+
+
+KINDS: dict[str, Callable[[Item, Workshop], Outcome]] = {
+    "pathways": motivational_example,
+    "aggregation": drawing_of_aggregations,
+    "distributions": data_distributions,
+    "evolution": first_epoch,
+    "heatmaps": heat_maps,
+    "convergence": convergence,
+    "per_client": per_client,
+    "lambda": coefficient,
+}

@@ -1,0 +1,172 @@
+"""What a table or figure runs, how long that will take, and carrying it out."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cwfed import memory, session
+from cwfed.compare import Entry, with_algorithm
+from cwfed.config import Config, with_settings
+from cwfed.errors import DataError, RunError
+from cwfed.events import Event, Round
+from cwfed.folder import RunFolder
+from cwfed.report.runs import RunRecord, read_run
+from cwfed.reproduce.spec import Item, Row, Scale, Setup
+
+SHORT_ROUND = 40
+"""Samples a client in the short round from which a dry run estimates the time."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a setting, a method, a seed."""
+
+    setup: Setup
+    entry: Entry
+    seed: int
+    folder: Path
+
+    @property
+    def config(self) -> Config:
+        """The run's config."""
+        return with_algorithm(self.setup.config, self.entry, self.seed)
+
+    @property
+    def title(self) -> str:
+        """For progress bars."""
+        return f"{self.setup.title}: {self.entry.label}" + (f", seed {self.seed}" if self.seed else "")
+
+    @property
+    def state(self) -> str:
+        """finished, begun or new; a run with fewer rounds than wanted is only begun."""
+        folder = RunFolder(self.folder)
+        if not folder.exists:
+            return "new"
+        whole = folder.finished and folder.config().train.rounds >= self.config.train.rounds
+        return "finished" if whole else "begun"
+
+
+class Workshop:
+    """A scale's runs: where they lie, and how to get at them. Tables and figures share runs."""
+
+    def __init__(
+        self, scale: Scale, out: Path, seeds: Sequence[int] | None = None, data_dir: str | None = None
+    ) -> None:
+        self.scale, self.folder, self.seeds, self.data_dir = scale, out / scale, seeds, data_dir
+
+    def jobs(self, item: Item) -> list[Job]:
+        """All runs that a table or figure needs."""
+        return [
+            job for name in item.settings for row in item.rows for job in self.jobs_of(Setup(name, self.scale), row)
+        ]
+
+    def jobs_of(self, setup: Setup, row: Row) -> list[Job]:
+        """The runs of one method in one setting, a seed each."""
+        entry = setup.entry(row)
+        return [
+            Job(setup, entry, seed, self.folder / setup.name / entry.folder / f"seed-{seed}")
+            for seed in self.seeds or setup.seeds
+        ]
+
+    def records(self, setup: Setup, row: Row) -> list[RunRecord]:
+        """The finished runs of one method in one setting."""
+        return [read_run(job.folder, row.label) for job in self.jobs_of(setup, row)]
+
+    def carry_out(self, item: Item, on_run: Callable[[Job], Callable[[Event], None]]) -> None:
+        """Run what is not finished yet; what was broken off goes on."""
+        for job in self.jobs(item):
+            session.run(job.config, job.folder, resume=True, data_dir=self.data_dir, on_event=on_run(job))
+
+    def require(self, item: Item) -> None:
+        """An error where runs are missing, with the command that makes them, or are of other settings."""
+        missing = [job for job in self.jobs(item) if job.state != "finished"]
+        if missing:
+            raise RunError(
+                f"{item.name} needs {len(missing)} runs that are not finished, such as {missing[0].folder}: "
+                f"{self.command(item)} makes them"
+            )
+        for job in self.jobs(item):
+            RunFolder(job.folder).check_same(job.config)
+
+    def command(self, item: Item) -> str:
+        """The command that makes a table or figure here."""
+        seeds = ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
+        return shlex.join(
+            ["cwfed", "reproduce", item.name, "--scale", self.scale, *seeds, "--out", str(self.folder.parent)]
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will cost, from one short round of it on this machine."""
+
+    seconds: float
+    traffic: float
+    """Bytes that would travel in a real federation."""
+    memory: int
+    """Bytes at the peak of the short round, which loaded the whole data set and had a model for every client."""
+
+    def for_job(self, job: Job) -> Estimate:
+        """What is left of a job that was begun or finished."""
+        left = 1 - _done(job)
+        return Estimate(self.seconds * left, self.traffic * left, self.memory)
+
+    def as_dict(self) -> dict[str, float]:
+        """For programs."""
+        return dataclasses.asdict(self)
+
+
+def estimate(job: Job, data_dir: str | None) -> Estimate:
+    """Measure one round on few samples and multiply: time goes with the samples, traffic does not.
+
+    It is the second of three: the first warms up, the last draws the portrait.
+    """
+    config = job.config
+    wanted = max(SHORT_ROUND, 4 * config.train.batch_size) * config.data.clients
+    samples = min(wanted, config.data.samples or wanted)
+    seen: list[Event] = []
+    memory.forget_peak()
+    with tempfile.TemporaryDirectory() as scratch:
+        times = _short_round(config, samples, Path(scratch) / "run", data_dir, seen.append)
+    _, middle, _ = (event for event in seen if isinstance(event, Round))
+    rounds, every = config.train.rounds, config.run.evaluate_every
+    training, measuring = middle.seconds.get("train", 0.0), middle.seconds.get("evaluate", 0.0)
+    rest = sum(middle.seconds.values()) - training - measuring
+    seconds = rounds * (times * (training + measuring / every) + rest)
+    return Estimate(seconds, float(rounds * (middle.down + middle.up)), memory.peak())
+
+
+def _short_round(
+    config: Config, samples: int, folder: Path, data_dir: str | None, on_event: Callable[[Event], None]
+) -> float:
+    """Three rounds on few samples; how many times as many the run has."""
+    settings = ["train.rounds=3", "run.evaluate_every=1", "run.compile=never", "run.save_models=none"]
+    try:
+        session.run(
+            with_settings(config, [f"data.samples={samples}", *settings]),
+            folder,
+            data_dir=data_dir,
+            on_event=on_event,
+        )
+    except DataError:  # too few to be dealt out: measure on all that the run has
+        shutil.rmtree(folder)
+        session.run(with_settings(config, settings), folder, data_dir=data_dir, on_event=on_event)
+        return 1.0
+    whole: int = RunFolder(folder).read_json("manifest.json", "data")["data"]["samples"]
+    return (config.data.samples or whole) / samples
+
+
+def _done(job: Job) -> float:
+    """The share of a job's rounds that is there already."""
+    folder = RunFolder(job.folder)
+    if folder.finished:
+        return 1.0
+    if not (job.folder / "events.jsonl").exists():
+        return 0.0
+    return sum(isinstance(event, Round) for event in folder.events()) / job.config.train.rounds

@@ -1,0 +1,141 @@
+"""The paper's tables and figures as data: what they need, what was published, what they claim."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import Field
+
+from cwfed import config as configs
+from cwfed.compare import Entry
+from cwfed.config import Config, Section
+from cwfed.errors import ConfigError, did_you_mean
+
+Scale = Literal["smoke", "small", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
+
+
+class Row(Section):
+    """One method of a table or figure."""
+
+    label: str
+    algorithm: dict[str, Any]
+    """`name`, and settings that differ from those of the experimental setting."""
+    wdr_times: float = 1.0
+    """A multiple of the regulariser's coefficient in the setting."""
+    models_sent: str = ""
+    """The published communication cost of a participant and round, in models: 2, 1+M or 1+C."""
+    published: list[str] = Field(default_factory=list)
+    """mean±std for each setting."""
+
+
+class Item(Section):
+    """A table or figure."""
+
+    name: str
+    order: int
+    where: str
+    """Its number in the paper."""
+    title: str
+    kind: str
+    """How it is made: a name in `tables.KINDS` or `pictures.KINDS`."""
+    claim: str
+    leader: str = ""
+    """The row that the claim puts first."""
+    settings: list[str] = Field(default_factory=list)
+    rows: list[Row] = Field(default_factory=list)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Change(Section):
+    """What a scale changes."""
+
+    seeds: list[int] = Field(default_factory=list)
+    config: dict[str, Any] = Field(default_factory=dict)
+    algorithms: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class Setting(Change):
+    """An experimental setting of the paper."""
+
+    title: str
+    smoke: Change = Change()
+    small: Change = Change()
+    paper: Change = Change()
+
+
+class Settings(Section):
+    """All of `settings.toml`."""
+
+    scales: dict[Scale, Change]
+    settings: dict[str, Setting] = Field(default_factory=dict)
+
+
+class Setup:
+    """A setting at a scale: the config of its runs and the settings of each algorithm."""
+
+    def __init__(self, name: str, scale: Scale) -> None:
+        known = settings()
+        if name not in known.settings:
+            raise ConfigError(f"unknown setting {name!r}: {did_you_mean(name, known.settings)}")
+        setting, general = known.settings[name], known.scales[scale]
+        own: Change = getattr(setting, scale)
+        self.name, self.title, self.scale = name, setting.title, scale
+        self.seeds = own.seeds or general.seeds
+        layers = (setting, general, own)
+        self.config: Config = configs.from_table(_merged([layer.config for layer in layers]))
+        self._algorithms = _merged([layer.algorithms for layer in layers])
+
+    def entry(self, row: Row) -> Entry:
+        """A row's algorithm with its settings here; the label says all of them, so equal runs share a folder."""
+        name = row.algorithm["name"]
+        algorithm = {**self._algorithms.get(name, {}), **row.algorithm}
+        if row.wdr_times != 1:
+            algorithm["wdr"] = algorithm["wdr"] * row.wdr_times
+        extras = [f"{key}={algorithm[key]}" for key in sorted(algorithm) if key != "name"]
+        return Entry(":".join([name, *extras]), algorithm)
+
+
+def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:
+    """Nested tables, the later ones on top."""
+    result: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = _merged([result[key], value]) if both else copy.deepcopy(value)
+    return result
+
+
+def _read(name: str) -> dict[str, Any]:
+    text = (resources.files("cwfed.reproduce") / "paper" / name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def settings() -> Settings:
+    """The experimental settings and scales."""
+    return Settings.model_validate(_read("settings.toml"))
+
+
+@cache
+def items() -> dict[str, Item]:
+    """All tables and figures by name, in the paper's order."""
+    files = sorted(
+        f.name for f in (resources.files("cwfed.reproduce") / "paper").iterdir() if f.name != "settings.toml"
+    )
+    found = [Item.model_validate({"name": name.removesuffix(".toml"), **_read(name)}) for name in files]
+    return {item.name: item for item in sorted(found, key=lambda item: item.order)}
+
+
+def find(name: str) -> Item:
+    """The table or figure of this name."""
+    known = items()
+    if name not in known:
+        raise ConfigError(
+            f"unknown table or figure {name!r}: {did_you_mean(name, known)}; cwfed reproduce list shows all"
+        )
+    return known[name]

@@ -1,0 +1,129 @@
+"""The report page in a real browser, without a driver: the test's script goes into a copy of the page."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cwfed import compare
+from cwfed.report import page
+from cwfed.report.runs import Group, LeftOut, Method, read_run
+from tests.conftest import small
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+
+LONG = "cwfedavg (layers=all, distribution=empirical, "
+EVIL = "<img src=x onerror=window.hacked=1>"
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--virtual-time-budget=15000",
+)  # fmt: skip
+
+ERRORS = """<script>window.problems = [];
+window.addEventListener("error", (e) => problems.push(String(e.message || e.target.src || "error")), true);
+window.addEventListener("unhandledrejection", (e) => problems.push(String(e.reason)));
+for (const kind of ["error", "warn"]) { const old = console[kind]; console[kind] = (...a) => { problems.push(kind + ": " + a.join(" ")); old(...a); }; }
+</script>"""
+
+ACT = """<script>(async () => {
+  const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+  const found = {};
+  await wait(500);
+  const table = document.querySelector("table.sortable"), column = 1;
+  const values = () => [...table.tBodies[0].rows].map((row) => Number(row.cells[column].dataset.value));
+  const head = table.querySelectorAll("thead button")[column];
+  head.click(); found.down = values();
+  head.click(); found.up = values(); found.aria = head.parentElement.getAttribute("aria-sort");
+  const plot = document.querySelector("[data-plot=curves]");
+  found.plots = document.querySelectorAll(".js-plotly-plot").length;
+  found.before = plot.data.map((t) => t.visible);
+  const legend = plot.querySelector(".legendtoggle"), box = legend.getBoundingClientRect();
+  for (const kind of ["mousedown", "mouseup"]) {
+    legend.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: box.x + 3, clientY: box.y + 3, view: window }));
+  }
+  await wait(1000);
+  found.after = plot.data.map((t) => t.visible);
+  const pick = (name, value) => { const s = document.querySelector(`[data-choice=${name}]`); s.value = value; s.dispatchEvent(new Event("change")); };
+  pick("x", "bytes"); pick("y", "training loss"); await wait(200);
+  found.axes = [plot.layout.xaxis.title.text, plot.layout.yaxis.title.text];
+  found.bytes = plot.data[1].x;
+  found.stillHidden = plot.data[0].visible === "legendonly" || plot._fullData[0].visible === "legendonly";
+  for (const what of ["trained", "difference", "classes"]) { pick("norms", what); await wait(100); }
+  found.norms = document.querySelector("[data-plot=norms]").textContent.length > 0;
+  const bars = document.querySelector("[data-plot=traffic]").data;
+  found.bars = bars[0].x; found.sums = bars[0].x.map((_, i) => bars.reduce((sum, b) => sum + b.y[i], 0));
+  found.gains = document.querySelector("[data-plot=gains]").data[0].z.length;
+  found.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
+  found.ink = getComputedStyle(document.body).color; found.font = plot._fullLayout.font.color;
+  found.hacked = window.hacked === 1; found.problems = window.problems;
+  const result = document.createElement("pre"); result.id = "result"; result.textContent = JSON.stringify(found);
+  document.body.append(result);
+})();</script>"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    config = small("train.rounds=2")
+    entries = compare.parse_entries("fedavg,cwfedavg,local", config)
+    rows = compare.compare(config, entries, [0], folder / "cmp")
+    labels = [EVIL, LONG + "wdr=0)", LONG + "wdr=5)"]
+    methods = [Method(label, [read_run(row["runs"][0], label)]) for label, row in zip(labels, rows, strict=True)]
+    page.write(folder / "r.html", "A report", [Group(EVIL, methods)], [LeftOut(Path(EVIL), EVIL)])
+    return folder / "r.html"
+
+
+def visit(report: Path, tmp_path: Path, *flags: str) -> dict:
+    text = report.read_text()
+    assert "</head>" in text
+    acted = text.replace("</head>", ERRORS + "</head>", 1).removesuffix("</body></html>") + ACT + "</body></html>"
+    (tmp_path / "acted.html").write_text(acted)
+    command = [
+        CHROMIUM,
+        *FLAGS,
+        *flags,
+        f"--user-data-dir={tmp_path}/profile",
+        "--dump-dom",
+        f"file://{tmp_path}/acted.html",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.S)
+    assert found, f"the page's script did not finish: {done.stderr[-2000:]}"
+    return json.loads(html.unescape(found[1]))
+
+
+def test_the_page_works_in_light(report, tmp_path):
+    found = visit(report, tmp_path, "--window-size=1200,900", "--blink-settings=preferredColorScheme=1")
+    assert found["problems"] == []
+    assert found["hacked"] is False
+    assert found["down"] == sorted(found["down"], reverse=True)
+    assert found["up"] == sorted(found["up"])
+    assert found["up"] != found["down"]
+    assert found["aria"] == "ascending"
+    assert found["plots"] >= 8
+    assert found["before"] == [True] * 3
+    assert found["after"] == ["legendonly", True, True]
+    assert found["axes"] == ["bytes sent", "training loss"]
+    assert found["bytes"] == sorted(found["bytes"])
+    assert found["bytes"][0] > 1000
+    assert found["stillHidden"]
+    assert found["norms"]
+    assert found["bars"] == [0, 1, 2]  # long names that begin alike stay apart
+    assert found["sums"][0] == found["sums"][1] > found["sums"][2] == 0
+    assert found["gains"] == 2
+    assert found["wide"]
+    assert (found["ink"], found["font"]) == ("rgb(27, 27, 27)", "#1b1b1b")
+
+
+def test_the_page_works_in_dark_on_a_phone(report, tmp_path):
+    found = visit(report, tmp_path, "--window-size=500,900", "--blink-settings=preferredColorScheme=0")
+    assert found["problems"] == []
+    assert found["wide"], "nothing sticks out of a narrow screen"
+    assert (found["ink"], found["font"]) == ("rgb(233, 234, 236)", "#e9eaec")

@@ -1,0 +1,144 @@
+"""The real command at scale smoke: every table and figure, in the suite."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from cwfed.cli.reproduce import reproduce
+from cwfed.errors import ConfigError, RunError
+from cwfed.report.runs import read_run
+from cwfed.reproduce import Workshop, find, items, judge
+from cwfed.reproduce.tables import models_sent
+from tests.test_cli import cwfed
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smoke")
+    done = cwfed("reproduce", "all", "--scale", "smoke", "--out", "r", "--json", cwd=folder)
+    return folder, json.loads(done.stdout)
+
+
+def test_every_table_and_figure_is_made(everything):
+    folder, outcomes = everything
+    assert [outcome["name"] for outcome in outcomes] == list(items())
+    results = folder / "r" / "smoke" / "results"
+    for outcome in outcomes:
+        name = outcome["name"]
+        assert json.loads((results / f"{name}.json").read_text()) == outcome
+        assert outcome["rows"] or outcome["pictures"]
+        for picture in outcome["pictures"]:
+            assert (results / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+            assert (results / f"{picture}.pdf").read_bytes().startswith(b"%PDF")
+        if outcome["rows"]:
+            lines = list(csv.DictReader((results / f"{name}.csv").read_text().splitlines()))
+            assert len(lines) == sum(len(row["cells"]) for row in outcome["rows"])
+            assert r"\toprule" in (results / f"{name}.tex").read_text()
+    origins = json.loads((results / "runs.json").read_text())
+    assert {folder / "r" / "smoke" / run for run in origins} == {folder / run for o in outcomes for run in o["runs"]}
+    assert all(set(origin["digests"]) == {"data", "split"} for origin in origins.values())
+    overview = (results / "README.md").read_text()
+    assert all(item.title in overview for item in items().values())
+
+
+def test_published_numbers_stand_beside_ours(everything):
+    _, outcomes = everything
+    main = outcomes[0]
+    assert [row["label"] for row in main["rows"]][-1] == "cwFedAvg (Output)"
+    cell = main["rows"][-1]["cells"][0]
+    assert cell["published"] == {"mean": 91.23, "std": 0.04}
+    assert 0 < cell["ours"]["mean"] < 100
+    assert {claim["verdict"] for claim in main["claims"]} == {"cannot be said"}  # two rounds on digits say nothing
+
+
+def test_exact_tables_are_judged_at_every_scale(everything):
+    _, outcomes = everything
+    by_name = {outcome["name"]: outcome for outcome in outcomes}
+    memory = by_name["memory"]
+    numbers = {row["label"]: [cell["ours"]["mean"] for cell in row["cells"]] for row in memory["rows"]}
+    assert [round(v, 2) for v in numbers["fedavg"]] == [11.18, 11.23, 11.69]
+    assert [round(v, 2) for v in numbers["cwfedavg (output), as published"]] == [11.23, 16.36, 524.69]
+    assert all(cell["verdict"] == "same" for row in memory["rows"][:3] for cell in row["cells"])
+    assert numbers["cwfedavg (all), lean"][2] < numbers["cwfedavg (all), as published"][2] / 40
+    assert by_name["hyperparameters"]["claims"][0]["holds"] is True
+    assert all(cell["verdict"] == "same" for row in by_name["hyperparameters"]["rows"] for cell in row["cells"])
+
+
+def test_communication_is_counted_from_the_bytes(everything):
+    folder, outcomes = everything
+    table = outcomes[1]
+    sent = {row["label"]: row["cells"][-1] for row in table["rows"]}
+    assert sent["FedAvg"]["ours"]["mean"] == pytest.approx(2, abs=1e-9)
+    assert sent["cwFedAvg (Output)"]["ours"]["mean"] == pytest.approx(2, abs=1e-9)
+    assert sent["IFCA"]["ours"]["mean"] == pytest.approx(9, rel=1e-3)  # eight models down, one up, and its choice
+    assert sent["FedFomo"]["published"]["mean"] == 11  # one up, and those of ten clients down
+    runs = folder / "r" / "smoke" / "cifar100-50-clients"
+    assert models_sent(read_run(next(runs.glob("ifca*")) / "seed-0")) == sent["IFCA"]["ours"]["mean"]
+
+
+def test_finished_runs_are_reused_and_only_judged(everything):
+    folder, outcomes = everything
+    written = {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("summary.json")}
+    done = cwfed("reproduce", "ablation", "--scale", "smoke", "--out", "r", "--no-run", "--json", cwd=folder)
+    (again,) = json.loads(done.stdout)
+    assert again == next(outcome for outcome in outcomes if outcome["name"] == "ablation")
+    assert written == {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("summary.json")}
+
+
+def test_same_runs_give_the_same_bytes(everything):
+    folder, _ = everything
+    workshop = Workshop("smoke", folder / "r")
+    first, second = (judge(find("heatmaps-cifar10-pathological"), workshop) for _ in range(2))
+    first.write(folder / "one", ["png", "pdf", "svg"])
+    second.write(folder / "two", ["png", "pdf", "svg"])
+    for path in (folder / "one").iterdir():
+        assert path.read_bytes() == (folder / "two" / path.name).read_bytes()
+
+
+def test_seeds_give_a_spread(everything):
+    folder, _ = everything
+    args = ("reproduce", "ag-news", "--scale", "smoke", "--out", "r", "--seeds", "0,1", "--json")
+    (outcome,) = json.loads(cwfed(*args, cwd=folder).stdout)
+    assert all(row["cells"][0]["ours"]["std"] is not None for row in outcome["rows"])
+
+
+def test_dry_run_says_what_would_run(everything, tmp_path):
+    folder, _ = everything
+    args = ("reproduce", "ag-news", "--scale", "smoke", "--dry-run", "--json")
+    new = json.loads(cwfed(*args, "--out", str(tmp_path / "new"), cwd=folder).stdout)
+    assert [run["state"] for run in new] == ["new"] * 4
+    assert all(run["seconds"] > 0 and run["traffic"] > 0 and run["memory"] > 10**8 for run in new)
+    assert not (tmp_path / "new").exists()
+    old = json.loads(cwfed(*args, "--out", "r", cwd=folder).stdout)
+    assert {run["state"] for run in old} == {"finished"}
+    assert sum(run["seconds"] for run in old) == 0
+
+
+def test_a_figure_without_its_runs_says_the_command(tmp_path):
+    with pytest.raises(RunError, match="cwfed reproduce convergence --scale smoke --out r makes them"):
+        judge(find("convergence"), Workshop("smoke", Path("r")))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"names": ["ablatoin"]}, "unknown table or figure 'ablatoin': did you mean ablation"),
+        ({"scale": "tiny"}, "--scale 'tiny' is none of smoke, small, paper"),
+        ({"formats": "png,gif"}, "unknown picture format 'gif'"),
+        ({"seeds": "x"}, "must be whole numbers"),
+    ],
+)
+def test_bad_input_is_one_sentence(args, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        reproduce(**{"names": ["ablation"], "scale": "smoke"} | args)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_names_them_all(tmp_path):
+    found = json.loads(cwfed("reproduce", "list", "--json", cwd=tmp_path).stdout)
+    assert [item["name"] for item in found] == list(items())
