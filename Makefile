@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export CWFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-all lint types check bench install clean help
+.PHONY: demo test test-all lint types check bench install install-dev clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,17 +16,17 @@ help:            ## this list
 demo: install    ## FedAvg against cwFedAvg on the embedded digits: a table and a report page
 	$(BIN)/cwfed demo
 
-test: install    ## the suite, a few minutes
+test: install-dev    ## the suite, a few minutes
 	$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: install ## the suite with the slow checks on real data
+test-all: install-dev ## the suite with the slow checks on real data
 	$(BIN)/python -m pytest -q
 
-lint: install    ## style
+lint: install-dev    ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install   ## types
+types: install-dev   ## types
 	$(BIN)/mypy
 
 check: lint types test ## everything before a commit
@@ -35,13 +35,15 @@ bench: install   ## our engines side by side with published-style code, about te
 	$(BIN)/cwfed bench
 
 install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
 
 # torch is pinned in the constraints: a plain `torch` pulls gigabytes of CUDA packages.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed-dev: EXTRAS := [dev]
+$(VENV)/.installed $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "cwfed needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$(EXTRAS)"
 	@touch $@
 
 clean:           ## remove what the targets above made

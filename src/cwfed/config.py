@@ -116,6 +116,13 @@ class RunSection(Section):
     """Write every client's final personal model; auto writes them while they fit into 1 GiB."""
 
 
+class GuardSection(Section):
+    """What the server does about bad updates; what is always checked is in `guard.py`."""
+
+    least: int = Field(1, ge=1)
+    """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
+
+
 class Config(Section):
     """A whole experiment. `Config()` is the digits experiment."""
 
@@ -124,6 +131,7 @@ class Config(Section):
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "cwfedavg"})
     """`name` and the hyper-parameters of the algorithm; validated by the algorithm itself."""
     train: TrainSection = TrainSection()
+    guard: GuardSection = GuardSection()
     run: RunSection = RunSection()
 
     @model_validator(mode="after")

@@ -99,6 +99,8 @@ class Round:
     """By step."""
     portrait: Portrait | None = None
     """In the last round."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """By client, why its update was left out of the round."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from cwfed.errors import ConfigError, did_you_mean
@@ -106,6 +107,15 @@ class Output(NamedTuple):
     """The input of the output layer."""
     weight: Tensor
     """The output layer's weight matrix as it is at this batch, one row a class."""
+
+
+class Form(NamedTuple):
+    """What a tensor that a client sends must look like; the guard refuses anything else."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    low: float = -torch.inf
+    high: float = torch.inf
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from cwfed.types import Download, Output, Params, Phase, Start, Task, Uploads
+from cwfed.types import Download, Form, Output, Params, Phase, Start, Task, Uploads
 
 S = TypeVar("S")
 
@@ -58,6 +58,9 @@ class Algorithm(Protocol[S]):
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         """Which tensors of the trained model go to the server."""
+
+    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+        """What `finish` sends beside a model like this one: the form and bounds of each tensor."""
 
     def aggregate(self, state: S, up: Uploads) -> S:
         """The state after a round: a new one, the old one stays as it is."""

@@ -34,7 +34,7 @@ from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError
-from cwfed.types import Download, Output, Params, Start, Task, Uploads
+from cwfed.types import Download, Form, Output, Params, Start, Task, Uploads
 
 
 class ClassWise(TypedDict):
@@ -95,6 +95,12 @@ class CwFedAvg(FedAvg):
 
     def send(self, state: Any, client: int) -> Download:
         return Download((self.personal_model(state, state["prior"][client]),))
+
+    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+        sent = self.objective.beside(model, task)
+        if self.distribution == "empirical":
+            sent = sent | {"class_counts": Form(torch.float32, (task.classes,), 0)}
+        return sent
 
     def aggregate(self, state: Any, up: Uploads) -> ClassWise:
         clients = list(up.clients)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cwfed import mixing
 from cwfed.algorithms.base import ClientData
-from cwfed.types import Download, Output, Params, Phase, Start, Task, Uploads
+from cwfed.types import Download, Form, Output, Params, Phase, Start, Task, Uploads
 
 
 class OneModel(TypedDict):
@@ -48,6 +48,9 @@ class FedAvg:
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names
+
+    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+        return {}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         return OneModel(model=mixing.average(up.models, mixing.sample_weights(up.counts)))

@@ -29,7 +29,7 @@ from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.own_models import no_models, with_uploads
 from cwfed.errors import ConfigError
 from cwfed.rng import stream
-from cwfed.types import Download, Params, Phase, Start, Task, Uploads
+from cwfed.types import Download, Form, Params, Phase, Start, Task, Uploads
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,9 @@ class FedFomo(FedAvg):
     def send(self, state: Any, client: int) -> Download:
         models = state["models"]
         return Download(tuple({n: w[i] for n, w in models.items()} for i in self.chosen(state, client)))
+
+    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+        return {"weights": Form(torch.float32, (self.downloads,), 0, 1.001)} if self.downloads else {}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         after = with_uploads(state, up)

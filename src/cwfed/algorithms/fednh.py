@@ -26,7 +26,7 @@ from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError
-from cwfed.types import Params, Start, Task, Uploads
+from cwfed.types import Form, Params, Start, Task, Uploads
 
 
 class PrototypeHead(nn.Linear):
@@ -78,6 +78,13 @@ class FedNH(FedAvg):
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         """The client's mean features go up in place of the prototypes, which the server has."""
         return tuple(name for name in names if name != task.output_weight)
+
+    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+        prototypes = model[task.output_weight]
+        return {
+            "prototypes": Form(prototypes.dtype, tuple(prototypes.shape), -1.001, 1.001),  # unit vectors, or zero
+            "class_counts": Form(torch.float32, (task.classes,), 0),
+        }
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         everybody = torch.full((len(up.clients),), 1 / len(up.clients), dtype=torch.float64)

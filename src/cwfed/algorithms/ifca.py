@@ -19,7 +19,7 @@ from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError
-from cwfed.types import Download, Params, Start, Task, Uploads
+from cwfed.types import Download, Form, Params, Start, Task, Uploads
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class IFCA(FedAvg):
 
     def send(self, state: Any, client: int) -> Download:
         return Download(tuple(state["models"]))
+
+    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+        return {"cluster": Form(torch.int64, (), 0, self.k - 1)}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         chosen = up.extras["cluster"]
