@@ -195,7 +195,7 @@ def test_portrait_of_fedavg_shows_the_average_and_its_weights():
     progress, events = finish(simulation)
     assert [event.portrait is None for event in events] == [True, True, False]
     portrait, name = events[-1].portrait, simulation.task.output_weight
-    sizes = [len(shard.train) for shard in simulation.federation.shards]
+    sizes = [len(shard.train) for shard in simulation.federation.shards.values()]
     for row in portrait.mixture:
         np.testing.assert_allclose(row, np.array(sizes) / sum(sizes), atol=1e-3)
     norms = progress.server["model"][name].double().norm(dim=1)

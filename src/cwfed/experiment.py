@@ -11,40 +11,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cwfed import data, models
 from cwfed.config import Config
+from cwfed.engine.bench import LocalTraining
 from cwfed.errors import ConfigError
+from cwfed.models import InputShape
 from cwfed.rng import stream, torch_stream
 from cwfed.types import Params
 
 
-class Experiment:
-    """What a config stands for, before anybody has trained."""
+class Blueprint:
+    """The network, and what an algorithm may know of it: what all sides of a federation must agree on."""
 
-    def __init__(self, config: Config, data_dir: str | None = None) -> None:
-        seed = config.run.seed
-        self.config = config
+    def __init__(self, config: Config, shape: InputShape, classes: int, clients: int) -> None:
+        self.config, self.shape, self.classes, self.clients = config, shape, classes, clients
         self.algorithm = config.build_algorithm()
-
-        dataset = data.load(config.data.source(), data_dir)
-        self.federation = data.share_out(
-            dataset, config.partition_spec(), seed, config.data.validation, config.data.samples
-        )
-        if held_out := self.algorithm.held_out():
-            self.federation = self.federation.with_holdout(held_out, seed)
-        self.clients = len(self.federation)
-        self._check_sizes()
-        mixed = stream(seed, "newcomers").permutation(self.clients)
-        self.newcomers = sorted(int(c) for c in mixed[: config.data.newcomers])
-        """Clients that never take part."""
-        self.members = sorted(int(c) for c in mixed[config.data.newcomers :])
-        self.evaluated = self._choose_evaluated()
-
         self.model_name = config.model.name
         if self.model_name == "auto":
-            self.model_name = models.default_for(self.federation.shape)
+            self.model_name = models.default_for(shape)
         self.template = self._build(0)
         """The initial network; never trained itself."""
-        self.task = models.task_of(self.template, self.clients, self.federation.data.classes, seed)
-        self._try_model(self.template)
+        self.task = models.task_of(self.template, clients, classes, config.run.seed)
         self.parameters = sum(p.numel() for p in self.template.parameters())
         statistics = {name: b.detach().clone() for name, b in models.statistics(self.template).items()}
         self.local_statistics: Params = statistics if config.train.batch_norm == "local" else {}
@@ -61,47 +46,74 @@ class Experiment:
         return {n: t.detach().contiguous() for n, t in state.items() if n not in self.local_statistics}
 
     def _build(self, number: int) -> nn.Module:
-        shape, classes = self.federation.shape, self.federation.data.classes
         with torch_stream(self.config.run.seed, "model", client=number):
-            model = models.build(self.model_name, shape, classes, self.config.model.options)
+            model = models.build(self.model_name, self.shape, self.classes, self.config.model.options)
             return self.algorithm.adapt(model, str(model.output_layer))
 
-    def _check_sizes(self) -> None:
-        """What only shows when the data are there."""
+    def training(self) -> LocalTraining:
+        """How a client trains."""
+        train = self.config.train
+        return LocalTraining(self.config.run.seed, train.lr, train.batch_size, train.epochs, train.precision)
+
+    def check(self, federation: data.Federation) -> None:
+        """Settings against data: what does not fit shows here, and not as a riddle in round 1."""
+        size = self.config.train.batch_size
+        trained = [len(shard.train) for shard in federation.shards.values()]
+        if size > max(trained):
+            raise ConfigError(
+                f"train.batch_size = {size} is larger than every client: the largest has {max(trained)} training samples"
+            )
+        if min(size, *trained) == 1 and any(isinstance(m, _BatchNorm) for m in self.template.modules()):
+            raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
+        self._try_model(federation)
+
+    def _try_model(self, federation: data.Federation) -> None:
+        """Two samples through the network."""
+        network = copy.deepcopy(self.template)
+        seen: list[Tensor] = []
+        network.get_submodule(self.task.output).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        samples = data.Samples(federation.data.inputs[:2], federation.data.labels[:2], torch.device("cpu"))
+        try:
+            logits = network.eval()(samples.batch(np.arange(len(samples.labels)))[0])
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            what = f"the model {self.model_name} cannot take samples of shape {federation.shape.dims}"
+            raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from None
+        if not seen:
+            raise ConfigError(f"the model {self.model_name} never uses its output layer {self.task.output!r}")
+        if logits.shape != (len(samples.labels), self.task.classes) or logits.dtype != torch.float32:
+            raise ConfigError(
+                f"the model {self.model_name} must give float32 logits for {self.task.classes} classes, "
+                f"it gives {logits.dtype} of shape {tuple(logits.shape)}"
+            )
+
+
+class Experiment(Blueprint):
+    """What a config stands for, before anybody has trained."""
+
+    def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        seed = config.run.seed
+        dataset = data.load(config.data.source(), data_dir)
+        self.federation = data.share_out(
+            dataset, config.partition_spec(), seed, config.data.validation, config.data.samples
+        )
+        super().__init__(config, self.federation.shape, dataset.classes, len(self.federation))
+        if held_out := self.algorithm.held_out():
+            self.federation = self.federation.with_holdout(held_out, seed)
+        self._check_participation()
+        self.check(self.federation)
+        mixed = stream(seed, "newcomers").permutation(self.clients)
+        self.newcomers = sorted(int(c) for c in mixed[: config.data.newcomers])
+        """Clients that never take part."""
+        self.members = sorted(int(c) for c in mixed[config.data.newcomers :])
+        self.evaluated = self._choose_evaluated()
+
+    def _check_participation(self) -> None:
         newcomers, wanted = self.config.data.newcomers, self.config.train.participation
         members = self.clients - newcomers
         if members < 1:
             raise ConfigError(f"data.newcomers = {newcomers} leaves none of the {self.clients} clients")
         if wanted > max(1, members):
             raise ConfigError(f"train.participation = {wanted:g}, but only {members} clients can take part")
-        size = self.config.train.batch_size
-        largest = max(len(shard.train) for shard in self.federation.shards)
-        if size > largest:
-            raise ConfigError(
-                f"train.batch_size = {size} is larger than every client: the largest has {largest} training samples"
-            )
-
-    def _try_model(self, model: nn.Module) -> None:
-        """Two samples through the network: what does not fit shows here, and not as a riddle in round 1."""
-        network = copy.deepcopy(model)
-        seen: list[Tensor] = []
-        network.get_submodule(self.task.output).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        samples = data.Samples(self.federation.data.inputs[:2], self.federation.data.labels[:2], torch.device("cpu"))
-        try:
-            logits = network.eval()(samples.batch(np.arange(2))[0])
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            what = f"the model {self.model_name} cannot take samples of shape {self.federation.shape.dims}"
-            raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from None
-        if not seen:
-            raise ConfigError(f"the model {self.model_name} never uses its output layer {self.task.output!r}")
-        if logits.shape != (2, self.task.classes) or logits.dtype != torch.float32:
-            raise ConfigError(
-                f"the model {self.model_name} must give float32 logits for {self.task.classes} classes, "
-                f"it gives {logits.dtype} of shape {tuple(logits.shape)}"
-            )
-        smallest = min(self.config.train.batch_size, *(len(shard.train) for shard in self.federation.shards))
-        if smallest == 1 and any(isinstance(m, _BatchNorm) for m in model.modules()):
-            raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
 
     def _choose_evaluated(self) -> list[int]:
         wanted = self.config.run.evaluate_clients or len(self.members)

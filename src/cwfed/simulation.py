@@ -17,7 +17,7 @@ from cwfed import engine, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
-from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.engine.bench import Bench, ClientView
 from cwfed.engine.precision import require_bf16
 from cwfed.events import Newcomers, PhaseResult, Portrait, Round, Started
 from cwfed.experiment import Experiment
@@ -55,7 +55,6 @@ class Simulation(Experiment):
         super().__init__(config, data_dir)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
-        how = LocalTraining(run.seed, train.lr, train.batch_size, train.epochs, train.precision)
         self.engine = engine.choose(
             run.engine,
             run.workers,
@@ -64,7 +63,7 @@ class Simulation(Experiment):
             self.template,
             self.federation,
             self.device,
-            how,
+            self.training(),
             run.compile,
             train.rounds,
             steady=self._participants() == len(self.members) and train.dropout == 0,

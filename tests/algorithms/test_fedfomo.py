@@ -73,7 +73,9 @@ def test_few_downloads_in_a_run_cost_what_they_say():
 def test_held_out_data_are_neither_trained_nor_tested_on():
     simulation = Simulation(small("algorithm.name=fedfomo"))
     plain = Simulation(small("algorithm.name=fedavg"))
-    for with_holdout, without in zip(simulation.federation.shards, plain.federation.shards, strict=True):
+    for with_holdout, without in zip(
+        simulation.federation.shards.values(), plain.federation.shards.values(), strict=True
+    ):
         parts = [with_holdout.train, with_holdout.holdout, with_holdout.validation, with_holdout.test]
         assert sorted(i for part in parts[:2] for i in part) == sorted(without.train)
         assert len({i for part in parts for i in part}) == sum(map(len, parts))

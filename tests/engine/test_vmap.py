@@ -174,7 +174,7 @@ class Uneven(FedAvg):
 
 
 def test_starts_of_different_kinds_are_kept_apart(monkeypatch):
-    sizes = [len(s.train) > 100 for s in Simulation(small()).federation.shards]
+    sizes = [len(s.train) > 100 for s in Simulation(small()).federation.shards.values()]
     assert any(sizes)
     assert not all(sizes)
     monkeypatch.setattr(traced, "TRACE_AFTER", 2)

@@ -62,7 +62,7 @@ def _reference(workload: Workload, experiment: Experiment) -> tuple[Measure, dic
             module.sparse = False  # as published code has it
     reference = reference_module().Reference(
         plain,
-        [(singles(shard.train), singles(shard.test)) for shard in federation.shards],
+        [(singles(shard.train), singles(shard.test)) for shard in federation.shards.values()],
         federation.data.classes,
         experiment.task.output,
         experiment.task.select(algorithm.layers),
@@ -129,8 +129,8 @@ def flops_of_a_round(simulation: Simulation) -> int:
     test = federation.shards[0].test[:EVALUATION_BATCH]
     with FlopCounterMode(display=False) as forward, torch.inference_mode():
         network.eval()(samples.batch(test)[0])
-    steps = sum(max(1, len(shard.train) // size) for shard in federation.shards)
-    tests = sum(len(shard.test) for shard in federation.shards)
+    steps = sum(max(1, len(shard.train) // size) for shard in federation.shards.values())
+    tests = sum(len(shard.test) for shard in federation.shards.values())
     return int(steps * step.get_total_flops() + 2 * tests * forward.get_total_flops() / len(test))
 
 

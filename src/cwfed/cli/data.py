@@ -71,7 +71,7 @@ def data_show(
         except OSError as error:
             raise CwfedError(f"the picture {picture} cannot be written: {error}") from None
     if as_json:
-        sizes = [[len(s.train), len(s.validation), len(s.test)] for s in federation.shards]
+        sizes = [[len(s.train), len(s.validation), len(s.test)] for s in federation.shards.values()]
         print(json.dumps({"histogram": histogram.tolist(), "sizes": sizes, "classes": dataset.class_names}))
         return
     print_heat_map(histogram.tolist(), dataset.class_names, dataset.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -71,9 +71,10 @@ def to_network(inputs: Tensor) -> Tensor:
 class Federation:
     """Every client's share of a data set."""
 
-    def __init__(self, data: Dataset, shards: list[Shard]) -> None:
+    def __init__(self, data: Dataset, shards: Sequence[Shard] | Mapping[int, Shard]) -> None:
         self.data = data
-        self.shards = shards
+        self.shards = dict(shards if isinstance(shards, Mapping) else enumerate(shards))
+        """By client; a node of a real federation has only its own."""
         self._counts: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
@@ -89,8 +90,8 @@ class Federation:
 
     def with_holdout(self, share: float, seed: int) -> Federation:
         """The same with part of every client's training data held out for the algorithm."""
-        shards = []
-        for client, shard in enumerate(self.shards):
+        shards = {}
+        for client, shard in self.shards.items():
             order = stream(seed, "holdout", client=client).permutation(shard.train)
             count = max(2, round(len(order) * share))
             if count >= len(order):
@@ -98,7 +99,7 @@ class Federation:
                     f"client {client} has only {len(order)} training samples: the algorithm holds out {share:.0%} of them, "
                     "which must be at least two and leave some; use fewer clients or more samples"
                 )
-            shards.append(replace(shard, train=np.sort(order[count:]), holdout=np.sort(order[:count])))
+            shards[client] = replace(shard, train=np.sort(order[count:]), holdout=np.sort(order[:count]))
         return Federation(self.data, shards)
 
     def class_counts(self, client: int) -> NDArray[np.int64]:
@@ -111,17 +112,27 @@ class Federation:
 
     def histogram(self) -> NDArray[np.int64]:
         """All samples of each client by class (clients x classes), as in the paper's heat maps."""
-        rows = [np.concatenate([s.train, s.holdout, s.validation, s.test]) for s in self.shards]
+        rows = [np.concatenate([s.train, s.holdout, s.validation, s.test]) for s in self.shards.values()]
         return np.stack([np.bincount(self.data.labels[row], minlength=self.data.classes) for row in rows])
 
     def digest(self) -> str:
         """A hash of who holds what, for the manifest."""
         sha = hashlib.sha256()
-        for shard in self.shards:
+        for shard in self.shards.values():
             for part in (shard.train, shard.validation, shard.test, shard.holdout):
                 sha.update(len(part).to_bytes(8, "little"))
                 sha.update(part.astype("<i8").tobytes())
         return sha.hexdigest()
+
+
+def fixed_shard(client: int, parts: Sequence[Indices], seed: int, validation: float) -> Shard:
+    """The shard of a client whose data come as (train, test) or as (train, validation, test)."""
+    train, *held_out, test = parts
+    if held_out:
+        return Shard(train, held_out[0], test)
+    order = stream(seed, "split", client=client).permutation(train)
+    keep = max(1, len(order) - round(len(order) * validation))
+    return Shard(np.sort(order[:keep]), np.sort(order[keep:]), test)
 
 
 def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, samples: int = 0) -> Federation:
@@ -131,12 +142,8 @@ def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, 
             raise ConfigError(
                 f"data.samples = {samples} cannot be taken from {data.name}, which comes with its own split"
             )
-        shards = []
-        for i, (train, test) in enumerate(data.fixed_split):
-            order = stream(seed, "split", client=i).permutation(train)
-            keep = max(1, len(order) - round(len(order) * validation))
-            shards.append(Shard(np.sort(order[:keep]), np.sort(order[keep:]), test))
-        return Federation(data, shards)
+        parts = enumerate(data.fixed_split)
+        return Federation(data, [fixed_shard(client, own, seed, validation) for client, own in parts])
     labels, pick = data.labels, None
     if samples:
         if samples > len(labels):

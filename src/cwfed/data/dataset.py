@@ -31,8 +31,8 @@ class Dataset:
     class_names: tuple[str, ...]
     words: tuple[str, ...] = ()
     """For text: the word of each token; 0 is padding, 1 any unknown word."""
-    fixed_split: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...] | None = None
-    """(train, test) indices of each client, for data that come split."""
+    fixed_split: tuple[tuple[NDArray[np.int64], ...], ...] | None = None
+    """(train, test) or (train, validation, test) indices of each client, for data that come split."""
     digest: str = ""
     """A hash of inputs and labels."""
 

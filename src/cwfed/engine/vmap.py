@@ -93,7 +93,7 @@ class Vmap(Loop):
         can_compile = any(map(shutil.which, ("g++", "clang++", "c++")))
         if compile == "always" and not can_compile:
             raise ConfigError('run.compile = "always" needs a C++ compiler, and there is none on this machine')
-        longest = max(len(shard.train) for shard in self.federation.shards)
+        longest = max(len(shard.train) for shard in self.federation.shards.values())
         steps = rounds * self.how.epochs * max(1, longest // self.how.batch_size)
         self._bench = self._benches[0]
         if compile == "always" and self._bench.buffers:
@@ -113,7 +113,7 @@ class Vmap(Loop):
 
     def _try_model(self) -> None:
         """Two clients' forward pass: what cannot be vmapped shows here."""
-        shard = max(self.federation.shards, key=lambda shard: len(shard.train))
+        shard = max(self.federation.shards.values(), key=lambda shard: len(shard.train))
         model = self._bench.complete()
         group = self._group([Start(model)] * 2, [{}, {}])
         inputs, _ = self._bench.samples.batch(np.stack([shard.train[: self.how.batch_size]] * 2))
