@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +114,17 @@ class Checkpoints:
 
     def save(self, round_: int, tree: Tree) -> None:
         """Write the checkpoint of a round and remove those that are no longer needed."""
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for left_over in self.folder.glob(".round-*.new"):  # by a process that was killed while it wrote
             left_over.unlink(missing_ok=True)
         save(self.path(round_), tree)
         for old in self.rounds()[self.keep :]:
             self.path(old).unlink(missing_ok=True)
 
-    def newest(self) -> tuple[Tree | None, list[str]]:
-        """The newest checkpoint that is whole (None where there is none), and what was wrong with newer ones."""
+    def newest(self, before: float = inf) -> tuple[Tree | None, list[str]]:
+        """The newest whole checkpoint before a round (None where there is none), and what was wrong with newer ones."""
         complaints: list[str] = []
-        for round_ in self.rounds():
+        for round_ in (r for r in self.rounds() if r < before):
             try:
                 return load(self.path(round_)), complaints
             except RunError as error:

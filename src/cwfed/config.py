@@ -27,7 +27,7 @@ class DataSection(Section):
     """Which data, and who holds what."""
 
     name: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, ag_news; hub, imagefolder, csv, pfllib with
+    """digits, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, ag_news; hub, imagefolder, csv, pfllib, arrays with
     `path`; or "module:function"."""
     path: str = ""
     """For own data: a folder, a file, or a hub name."""

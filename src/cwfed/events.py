@@ -26,6 +26,10 @@ class PhaseResult:
     """Mean test cross-entropy; None where it is beyond all bounds."""
     right: list[int]
     """Right test answers of each evaluated client; `Started` has how many samples each has."""
+    clients: list[int] | None = None
+    """In a real federation: whose answers these are, where that may differ from `Started`."""
+    samples: list[int] | None = None
+    """And how many test samples each of them has."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class Round:
     """In the last round."""
     refused: dict[str, str] = field(default_factory=dict)
     """By client, why its update was left out of the round."""
+    down_to_measure: int = 0
+    """In a real federation: bytes sent to clients only to measure the models there."""
 
 
 @dataclass(frozen=True)

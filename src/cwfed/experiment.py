@@ -18,6 +18,14 @@ from cwfed.rng import stream, torch_stream
 from cwfed.types import Params
 
 
+def deal(config: Config, data_dir: str | None = None) -> data.Federation:
+    """The data of a config, dealt out to its clients."""
+    dataset = data.load(config.data.source(), data_dir)
+    return data.share_out(
+        dataset, config.partition_spec(), config.run.seed, config.data.validation, config.data.samples
+    )
+
+
 class Blueprint:
     """The network, and what an algorithm may know of it: what all sides of a federation must agree on."""
 
@@ -92,11 +100,8 @@ class Experiment(Blueprint):
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         seed = config.run.seed
-        dataset = data.load(config.data.source(), data_dir)
-        self.federation = data.share_out(
-            dataset, config.partition_spec(), seed, config.data.validation, config.data.samples
-        )
-        super().__init__(config, self.federation.shape, dataset.classes, len(self.federation))
+        self.federation = deal(config, data_dir)
+        super().__init__(config, self.federation.shape, self.federation.data.classes, len(self.federation))
         if held_out := self.algorithm.held_out():
             self.federation = self.federation.with_holdout(held_out, seed)
         self._check_participation()

@@ -41,6 +41,8 @@ class Progress:
     """By client, what stays with it: its model if the algorithm keeps one, its running statistics."""
     trained: dict[int, Score] = field(default_factory=dict)
     """By client, how good the model it keeps is, where that was measured."""
+    peers: dict[str, Any] = field(default_factory=dict)
+    """In a real federation: who is who."""
 
 
 class Simulation(Experiment):
@@ -55,10 +57,11 @@ class Simulation(Experiment):
         super().__init__(config, data_dir)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
+        participants = how_many(train.participation, len(self.members))
         self.engine = engine.choose(
             run.engine,
             run.workers,
-            self._participants(),
+            participants,
             self.algorithm,
             self.template,
             self.federation,
@@ -66,7 +69,7 @@ class Simulation(Experiment):
             self.training(),
             run.compile,
             train.rounds,
-            steady=self._participants() == len(self.members) and train.dropout == 0,
+            steady=participants == len(self.members) and train.dropout == 0,
         )
 
     def start(self) -> Progress:
@@ -100,11 +103,11 @@ class Simulation(Experiment):
 
     def _round(self, before: Progress) -> tuple[Progress, Round]:
         number = before.round + 1
-        clock = _Clock()
+        clock = Clock()
 
         # 1. Choose who takes part, and who of them will be lost on the way.
-        invited = self._sample(number)
-        lost = [c for c in invited if self._is_lost(number, c)]
+        invited = invite(self.config, self.members, number)
+        lost = [c for c in invited if is_lost(self.config, number, c)]
         participants = sorted(set(invited) - set(lost))
         down = sum(self.algorithm.send(before.server, c).nbytes for c in lost)
         clock.lap("send")
@@ -148,11 +151,11 @@ class Simulation(Experiment):
             round=number,
             participants=participants,
             dropped=lost,
-            loss=_mean([v.loss for v in visited]),
-            penalty=_mean([v.penalty for v in visited]),
+            loss=mean([v.loss for v in visited]),
+            penalty=mean([v.penalty for v in visited]),
             client_loss=[v.loss for v in visited],
             correlation=_correlation(p, estimate),
-            distance=_mean((p - estimate).norm(dim=1).tolist()),
+            distance=mean((p - estimate).norm(dim=1).tolist()),
             received=received_result,
             trained=trained_result,
             down=down,
@@ -161,22 +164,6 @@ class Simulation(Experiment):
             seconds=clock.laps("report"),
         )
         return after, event
-
-    def _participants(self) -> int:
-        """How many clients a round invites."""
-        share = self.config.train.participation
-        return min(len(self.members), int(share) if share > 1 else max(1, round(share * len(self.members))))
-
-    def _sample(self, number: int) -> list[int]:
-        count = self._participants()
-        if count >= len(self.members):
-            return self.members
-        chosen = stream(self.config.run.seed, "participants", number).choice(self.members, count, replace=False)
-        return sorted(int(c) for c in chosen)
-
-    def _is_lost(self, number: int, client: int) -> bool:
-        chance = self.config.train.dropout
-        return chance > 0 and bool(stream(self.config.run.seed, "lost", number, client).random() < chance)
 
     def _visit(self, progress: Progress, client: int) -> Visit:
         server = progress.server
@@ -250,14 +237,8 @@ class Simulation(Experiment):
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
         shards = [self.federation.shards[c] for c in self.evaluated]
-        ordered = [scores[c] for c in self.evaluated]
-        tests = sum(len(s.test) for s in shards)
-        validations = sum(len(s.validation) for s in shards)
-        return PhaseResult(
-            accuracy=sum(s.test_right for s in ordered) / tests,
-            validation=sum(s.validation_right for s in ordered) / validations if validations else None,
-            loss=_finite(sum(s.test_loss for s in ordered) / tests),
-            right=[s.test_right for s in ordered],
+        return phase_result(
+            [scores[c] for c in self.evaluated], [len(s.test) for s in shards], [len(s.validation) for s in shards]
         )
 
     def _distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
@@ -336,14 +317,47 @@ class Simulation(Experiment):
         self.engine.close()
 
 
+def phase_result(scores: Sequence[Score], tests: Sequence[int], validations: Sequence[int]) -> PhaseResult:
+    """The clients' scores in one: over all samples, so that a client counts by how many it has."""
+    held_out = sum(validations)
+    return PhaseResult(
+        accuracy=sum(s.test_right for s in scores) / sum(tests),
+        validation=sum(s.validation_right for s in scores) / held_out if held_out else None,
+        loss=finite(sum(s.test_loss for s in scores) / sum(tests)),
+        right=[s.test_right for s in scores],
+    )
+
+
+def how_many(participation: float, clients: int) -> int:
+    """How many of the clients a round invites."""
+    count = int(participation) if participation > 1 else max(1, round(participation * clients))
+    return min(clients, count)
+
+
+def invite(config: Config, clients: Sequence[int], number: int) -> list[int]:
+    """Who is invited to a round."""
+    count = how_many(config.train.participation, len(clients))
+    if count >= len(clients):
+        return list(clients)
+    chosen = stream(config.run.seed, "participants", number).choice(clients, count, replace=False)
+    return sorted(int(c) for c in chosen)
+
+
+def is_lost(config: Config, number: int, client: int) -> bool:
+    """Whether an invited client is lost on the way, where the experiment has that happen."""
+    chance = config.train.dropout
+    return chance > 0 and bool(stream(config.run.seed, "lost", number, client).random() < chance)
+
+
 def to_tree(progress: Progress) -> dict[str, Any]:
     """Progress as a tree for a checkpoint."""
-    return {
+    tree = {
         "round": progress.round,
         "server": progress.server,
         "kept": {str(client): params for client, params in progress.kept.items()},
         "trained": {str(c): [s.test_right, s.test_loss, s.validation_right] for c, s in progress.trained.items()},
     }
+    return tree | ({"peers": progress.peers} if progress.peers else {})
 
 
 def from_tree(tree: dict[str, Any]) -> Progress:
@@ -353,6 +367,7 @@ def from_tree(tree: dict[str, Any]) -> Progress:
         server=tree["server"],
         kept={int(client): params for client, params in tree["kept"].items()},
         trained={int(client): Score(*score) for client, score in tree["trained"].items()},
+        peers=tree.get("peers", {}),
     )
 
 
@@ -367,17 +382,21 @@ def one_compute_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Clock:
+class Clock:
+    """How long the steps of a round take."""
+
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
 
     def lap(self, step: str) -> None:
+        """What took place since the last call was this step."""
         now = time.perf_counter()
         self._laps[step] = self._laps.get(step, 0.0) + now - self._last
         self._last = now
 
     def laps(self, step: str) -> dict[str, float]:
+        """Seconds by step, this last one included."""
         self.lap(step)
         return {name: round(seconds, 6) for name, seconds in self._laps.items()}
 
@@ -391,11 +410,13 @@ def _digits(values: Tensor) -> list[float]:
     return [float(f"{value:.5g}") for value in values.tolist()]
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The number, or None where it is beyond all bounds."""
     return value if np.isfinite(value) else None
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None of nothing."""
     return float(np.mean(values)) if values else None
 
 

@@ -62,7 +62,7 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
             "picking": "best",
             "round": best[0],
         },
-        "per_client": per_client(best[1].right, started),
+        "per_client": per_client(best[1], started),
         "newcomers": joined and {"clients": joined.clients, "histogram": joined.histogram, "uniform": joined.uniform},
         "correlation": rounds[-1].correlation,
         "loss": rounds[-1].loss,
@@ -72,9 +72,11 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
     }
 
 
-def per_client(right: Sequence[int], started: Started) -> dict[str, Any]:
+def per_client(result: PhaseResult, started: Started) -> dict[str, Any]:
     """Every client counts the same: mean, standard deviation, and the mean of the worst tenth."""
-    pairs = [(c, r / n) for c, r, n in zip(started.evaluated, right, started.test_samples, strict=True) if n]
+    clients = started.evaluated if result.clients is None else result.clients
+    samples = started.test_samples if result.samples is None else result.samples
+    pairs = [(c, r / n) for c, r, n in zip(clients, result.right, samples, strict=True) if n]
     values = np.sort([accuracy for _, accuracy in pairs])
     tenth = values[: max(1, len(values) // 10)]
     return {

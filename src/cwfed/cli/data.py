@@ -37,6 +37,7 @@ def data_list(as_json: JsonOption = False) -> None:
     table.add_row("imagefolder", "data.path/class/image.png", "images")
     table.add_row("csv", "data.path, columns text and label", "text")
     table.add_row("pfllib", "data.path/train/0.npz ...", "PFLlib's layout, its own split")
+    table.add_row("arrays", "data.path, as cwfed data export writes it", "anything, one client's with its split")
     table.add_row("module:function", "your code, returns (inputs, labels)", "anything")
     out.print(table)
 
@@ -52,13 +53,11 @@ def data_show(
     as_json: JsonOption = False,
 ) -> None:
     """Who holds what: samples of each class at each client."""
-    from cwfed import data
+    from cwfed.experiment import deal
 
     chosen = load_config(config, set_ or [])
-    dataset = data.load(chosen.data.source(), data_dir)
-    federation = data.share_out(
-        dataset, chosen.partition_spec(), chosen.run.seed, chosen.data.validation, chosen.data.samples
-    )
+    federation = deal(chosen, data_dir)
+    dataset = federation.data
     histogram = federation.histogram()
     if picture and not picture.suffix:
         raise CwfedError(f"the picture {picture} needs an ending: .png, .svg or .pdf")
@@ -100,3 +99,18 @@ def data_prepare(
             continue
         shape = " x ".join(map(str, found.inputs.shape[1:]))
         out.print(f"{name}: {len(found.labels):,} samples of {shape}, {found.classes} classes, {found.digest[:12]}")
+
+
+@data_app.command("export")
+def data_export(
+    config: ConfigArgument = None,
+    set_: SetOption = None,
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Gets a folder for each client.")] = Path("nodes"),
+    data_dir: DataDirOption = None,
+) -> None:
+    """Write each client's share into a folder of its own, for the nodes of a real federation."""
+    from cwfed import data
+    from cwfed.experiment import deal
+
+    written = data.export(deal(load_config(config, set_ or []), data_dir), folder)
+    out.print(f"{len(written)} clients in {escape(str(folder))}, from {written[0].name} to {written[-1].name}")

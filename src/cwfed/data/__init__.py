@@ -1,6 +1,6 @@
 """Data sets, partitions and clients: the only package that reads foreign files."""
 
-from cwfed.data.clients import Federation, Samples, Shard, share_out
+from cwfed.data.clients import Federation, Samples, Shard, export, fixed_shard, of_client, share_out
 from cwfed.data.dataset import Dataset
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SourceSpec, load
@@ -13,6 +13,9 @@ __all__ = [
     "Samples",
     "Shard",
     "SourceSpec",
+    "export",
+    "fixed_shard",
     "load",
+    "of_client",
     "share_out",
 ]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cwfed.data.dataset import Dataset
+from cwfed.data.dataset import Dataset, write
 from cwfed.data.partition import Indices, PartitionSpec, partition, split
-from cwfed.errors import ConfigError
+from cwfed.errors import ConfigError, DataError
 from cwfed.models.shape import InputShape
 from cwfed.rng import stream
 
@@ -133,6 +134,28 @@ def fixed_shard(client: int, parts: Sequence[Indices], seed: int, validation: fl
     order = stream(seed, "split", client=client).permutation(train)
     keep = max(1, len(order) - round(len(order) * validation))
     return Shard(np.sort(order[:keep]), np.sort(order[keep:]), test)
+
+
+def of_client(federation: Federation, client: int) -> Dataset:
+    """A client's own samples as a data set that comes split: what its node in a real federation has."""
+    shard = federation.shards[client]
+    own = np.sort(np.concatenate([shard.train, shard.holdout, shard.validation, shard.test]))
+    train = np.sort(np.concatenate([shard.train, shard.holdout]))  # the algorithm holds out again, the same ones
+    split = tuple(np.searchsorted(own, part) for part in (train, shard.validation, shard.test))
+    whole = federation.data
+    return Dataset(whole.name, whole.inputs[own], whole.labels[own], whole.class_names, whole.words, (split,))
+
+
+def export(federation: Federation, folder: Path) -> list[Path]:
+    """Every client's data in a folder of its own; gives the folders."""
+    folders = []
+    for client in federation.shards:
+        folders.append(folder / f"client-{client:03d}")
+        try:
+            write(of_client(federation, client), folders[-1])
+        except OSError as error:
+            raise DataError(f"{folders[-1]} cannot be written: {error.strerror or error}") from None
+    return folders
 
 
 def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, samples: int = 0) -> Federation:

@@ -21,6 +21,10 @@ CACHE_VERSION = 1
 """Part of every cache key: raise it when decoding changes."""
 
 
+PARTS = ("train", "validation", "test")
+"""What parts.npy of a written data set says of each sample, where it comes split: 0, 1 or 2."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Samples and labels. Images are N x H x W x C; bytes are pixels, whole numbers tokens, floats as they are."""
@@ -95,7 +99,7 @@ def cached(name: str, key: str, decode: Callable[[], Dataset]) -> Dataset:
     if found is None:
         data = decode()
         try:
-            _write(data, folder)
+            write(data, folder)
         except OSError as error:
             raise DataError(
                 f"cannot write the data cache {folder.parent} ({error.strerror or error}): "
@@ -108,23 +112,43 @@ def cached(name: str, key: str, decode: Callable[[], Dataset]) -> Dataset:
 def _read(name: str, folder: Path) -> Dataset | None:
     """None where the cache has nothing or something damaged, which is then decoded again."""
     try:
+        return read(name, folder)
+    except DataError:
+        return None
+
+
+def read(name: str, folder: Path) -> Dataset:
+    """A data set that `write` left: arrays, and what they mean."""
+    try:
         meta = json.loads((folder / "meta.json").read_text())
         inputs = np.load(folder / "inputs.npy", mmap_mode="c", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False)
         if meta["digest"] != _digest(inputs, labels):
-            return None
-        return Dataset(name, inputs, labels, tuple(meta["classes"]), tuple(meta["words"]), digest=meta["digest"])
-    except (OSError, ValueError, KeyError, EOFError, TypeError):
-        return None
+            raise ValueError("its contents do not match their checksum")
+        split = None
+        if (folder / "parts.npy").exists():
+            parts = np.load(folder / "parts.npy", allow_pickle=False)
+            if parts.shape != labels.shape:
+                raise ValueError("parts.npy must say 0, 1 or 2 for each sample")
+            split = (tuple(np.flatnonzero(parts == part) for part in range(len(PARTS))),)
+        return Dataset(name, inputs, labels, tuple(meta["classes"]), tuple(meta["words"]), split, meta["digest"])
+    except (OSError, ValueError, KeyError, EOFError, TypeError) as error:
+        raise DataError(f"{folder} holds no data set of cwfed, or a damaged one ({error})") from None
 
 
-def _write(data: Dataset, folder: Path) -> None:
-    """Beside its place first, then renamed: the cache never holds half a data set."""
+def write(data: Dataset, folder: Path) -> None:
+    """Beside its place first, then renamed: there is never half a data set."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     try:
         np.save(scratch / "inputs.npy", data.inputs)
         np.save(scratch / "labels.npy", data.labels)
+        if data.fixed_split:
+            parts = np.zeros(len(data.labels), np.int8)
+            (own,) = data.fixed_split
+            for number, indices in enumerate(own):
+                parts[indices] = number
+            np.save(scratch / "parts.npy", parts)
         meta = {"digest": data.digest, "classes": data.class_names, "words": data.words}
         (scratch / "meta.json").write_text(json.dumps(meta))
         shutil.rmtree(folder, ignore_errors=True)

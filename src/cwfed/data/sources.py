@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cwfed.data import images, pfllib, text
-from cwfed.data.dataset import CACHE_VERSION, Dataset, cached
+from cwfed.data.dataset import CACHE_VERSION, Dataset, cached, read
 from cwfed.errors import ConfigError, DataError, did_you_mean
 from cwfed.plugins import load_object
 
@@ -41,7 +41,7 @@ HUB = {
     "tiny_imagenet": Hub("zh-plus/tiny-imagenet", image="image", splits=("train", "valid")),
     "ag_news": Hub("fancyzhx/ag_news", text="text"),
 }
-OWN = ("hub", "imagefolder", "csv", "pfllib")
+OWN = ("hub", "imagefolder", "csv", "pfllib", "arrays")
 NAMES = ("digits", *HUB, *OWN)
 
 
@@ -81,6 +81,8 @@ def load(spec: SourceSpec, data_dir: str | Path | None = None) -> Dataset:
         raise DataError(f"data.path {spec.path} does not exist")
     if spec.name == "pfllib":
         return pfllib.load(path)
+    if spec.name == "arrays":
+        return read(path.name, path)
     return _imagefolder(path, spec.image_size) if spec.name == "imagefolder" else _csv(path, spec)
 
 

@@ -1,0 +1,124 @@
+"""What all sides of a federation must agree on: the experiment's settings and the shape of the data.
+
+In a Flower app these settings stand in pyproject.toml under [tool.flwr.app.config], and `flwr run --run-config`
+changes them: the same sections as in a config file of cwfed, and [federation] besides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from cwfed import config as configs
+from cwfed import folder, guard
+from cwfed.config import Config, Section
+from cwfed.errors import ConfigError
+from cwfed.experiment import Blueprint
+from cwfed.models import InputShape
+
+
+class FederationSection(Section):
+    """The federation: what the data look like, how many nodes, how patient the server is."""
+
+    shape: str
+    """The shape of one sample as the network sees it, such as 3x32x32 (channels, height, width), or 200 for a vector
+    or for tokens."""
+    classes: int = Field(ge=2)
+    vocabulary: int = Field(0, ge=0)
+    """For text: the number of words; every node must number its words alike."""
+    nodes: int = Field(2, ge=1)
+    """Nodes that must be there for a round to begin."""
+    clients: int = Field(0, ge=0)
+    """Clients that may ever join; 0 is twice `nodes`."""
+    wait: float = Field(120.0, gt=0)
+    """Seconds to wait for that many nodes before the run is given up."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds a round waits for answers; who is later than that is left out of it."""
+    pin: bool = False
+    """Whether a client's name stays with the node (its key) that used it first. For SuperNodes with fixed keys."""
+    out: str = "federation"
+    """The server's run folder: metrics, checkpoints, events."""
+
+    @field_validator("shape")
+    @classmethod
+    def _is_shape(cls, shape: str) -> str:
+        if not all(part.isdigit() and int(part) > 0 for part in shape.split("x")):
+            raise ValueError(f'federation.shape = "{shape}" must look like 3x32x32')
+        return shape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a federation."""
+
+    config: Config
+    federation: FederationSection
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Plan:
+        """From the settings of a Flower run: dotted keys, texts where TOML would have a list."""
+        nested: dict[str, Any] = {}
+        for key, value in table.items():
+            *sections, last = key.split(".")
+            at = nested
+            for section in sections:
+                at = at.setdefault(section, {})
+                if not isinstance(at, dict):
+                    raise ConfigError(f"{key}: {section} is not a section")
+            is_list = isinstance(value, str) and value.startswith("[")
+            at[last] = configs.parse_value(value) if is_list else value
+        try:
+            federation = FederationSection.model_validate(nested.pop("federation", {}))
+        except ValidationError as error:
+            raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from None
+        return cls(configs.from_table(nested), federation)
+
+    def table(self) -> dict[str, str | int | float | bool]:
+        """The settings as `of` reads them, complete."""
+        nested = folder.flat(self.config.model_dump()) | {
+            f"federation.{key}": value for key, value in self.federation.model_dump().items()
+        }
+        return {key: json.dumps(value) if isinstance(value, list) else value for key, value in nested.items()}
+
+    @property
+    def clients(self) -> int:
+        """How many clients may ever join."""
+        return self.federation.clients or 2 * self.federation.nodes
+
+    @property
+    def shape(self) -> InputShape:
+        """The shape of one sample."""
+        dims = tuple(int(part) for part in self.federation.shape.split("x"))
+        return InputShape(dims, self.federation.vocabulary)
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """The network, and what an algorithm may know."""
+        return Blueprint(self.config, self.shape, self.federation.classes, self.clients)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that results depend on: clients keep their state apart by it."""
+        facts = [folder.experiment(self.config), self.federation.shape, self.federation.classes, self.clients]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def describe_model(blueprint: Blueprint) -> str:
+    """A short hash of the names, shapes and types of a model: nodes with another network give another one."""
+    forms = sorted((name, str(form.dtype), form.shape) for name, form in guard.form_of(blueprint.initial).items())
+    return hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:12]
+
+
+def _sentence(error: Any) -> str:
+    where = ".".join(["federation", *map(str, error["loc"])])
+    if error["type"] == "missing":
+        return f"{where} is missing: say what the data of the federation look like"
+    if error["type"] == "extra_forbidden":
+        return f"unknown setting {where}"
+    return f"{where} = {error['input']!r} is not possible: {error['msg'].removeprefix('Value error, ')}"

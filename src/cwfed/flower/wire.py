@@ -1,0 +1,125 @@
+"""Our messages as Flower's records and back. What comes in is checked before it is read.
+
+Numbers travel as numpy's file format, as Flower's own records do. They are read here by their header, never by
+`numpy.load`: a header may claim more memory than a machine has.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.lib import format as npy
+
+from cwfed.errors import RunError
+from cwfed.types import Download, Form, Params
+
+HEADER = 256
+"""Bytes that numpy's header may take in front of the numbers."""
+
+
+class BadMessage(RunError):
+    """A message that is not what it should be; the sentence says how."""
+
+
+def to_record(params: Params) -> ArrayRecord:
+    """Tensors by name as Flower's record."""
+    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in params.items()})
+
+
+def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, Form] | None = None) -> Params:
+    """The tensors of a record; where their forms are known, anything else is refused before it is decoded."""
+    if forms is not None and record.keys() != forms.keys():
+        name = min(record.keys() ^ forms.keys())
+        raise BadMessage(f"{what} lacks {name}" if name in forms else f"{what} has an unknown tensor {name}")
+    return {
+        name: _decode(array, f"{name} of {what}", forms[name] if forms is not None else None)
+        for name, array in record.items()
+    }
+
+
+def _decode(array: Array, what: str, form: Form | None) -> torch.Tensor:
+    data = io.BytesIO(array.data)
+    try:
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
+        shape, is_fortran, dtype = read_header(data)
+    except (ValueError, KeyError, EOFError) as error:
+        raise BadMessage(f"{what} is not in numpy's format ({error})") from None
+    if dtype.hasobject or dtype.kind not in "fiub" or is_fortran:
+        raise BadMessage(f"{what} is an array of {dtype}, which is not sent here")
+    if form is not None and (shape != form.shape or dtype != _numpy_type(form.dtype)):
+        raise BadMessage(f"{what} has {dtype} of the shape {shape}, not {_numpy_type(form.dtype)} of {form.shape}")
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(array.data) - data.tell() != size:
+        raise BadMessage(f"{what} has {len(array.data) - data.tell():,} bytes where its header says {size:,}")
+    try:
+        return torch.from_numpy(np.frombuffer(bytearray(array.data), dtype, offset=data.tell()).reshape(shape))
+    except (TypeError, ValueError) as error:
+        raise BadMessage(f"{what} cannot be read ({error})") from None
+
+
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, Form]]) -> None:
+    """Refuse a message that is larger than what it should hold, whatever it holds."""
+    size = sum(len(array.data) for record in records for array in record.values())
+    most = sum(
+        HEADER + int(np.prod(form.shape)) * form.dtype.itemsize for group in forms for form in group.values()
+    )
+    if size > most:
+        raise BadMessage(f"{size:,} bytes of numbers, more than the {most:,} that such a message can have")
+
+
+def download_to(content: RecordDict, download: Download) -> None:
+    """Put what a client is sent into a message. Nothing is no record: Flower's mods want exactly one in a message."""
+    for i, model in enumerate(download.models):
+        content[f"model-{i}"] = to_record(model)
+    if download.notes:
+        content["notes"] = to_record(download.notes)
+
+
+def download_from(content: RecordDict, forms: Mapping[str, Form]) -> Download:
+    """What a client was sent."""
+    names = [f"model-{i}" for i in range(sum(name.startswith("model-") for name in content.array_records))]
+    models = [from_record(arrays(content, name), f"the received {name}", forms) for name in names]
+    return Download(tuple(models), from_record(arrays(content, "notes"), "the received notes"))
+
+
+def upload_to(content: RecordDict, model: Params, beside: Params) -> None:
+    """Put what a client sends into a message."""
+    for name, params in (("model", model), ("beside", beside)):
+        if params:
+            content[name] = to_record(params)
+
+
+def arrays(content: RecordDict, name: str) -> ArrayRecord:
+    """The numbers of this name in a message; what is not there is empty."""
+    return content.array_records.get(name, ArrayRecord())
+
+
+def texts(content: RecordDict, name: str) -> ConfigRecord:
+    """A record of settings, which the message must have."""
+    if name not in content.config_records:
+        raise BadMessage(f"the message has no {name!r}")
+    return content.config_records[name]
+
+
+def metrics(content: RecordDict, whole: Iterable[str], real: Iterable[str] = ()) -> dict[str, Any]:
+    """The metrics of a message that must be there: whole numbers from 0 on, and real ones."""
+    if "metrics" not in content.metric_records:
+        raise BadMessage("the message has no 'metrics'")
+    record = content.metric_records["metrics"]
+    for names, kinds in ((tuple(whole), (int,)), (tuple(real), (int, float))):
+        for name in names:
+            value: Any = record.get(name)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool) and isfinite(value)
+            if not is_number or (kinds == (int,) and value < 0):
+                raise BadMessage(f"the metric {name} is {value!r}, which is not possible")
+    return dict(record)
