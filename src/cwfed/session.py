@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from cwfed import manifest, memory
+from cwfed import memory
 from cwfed.config import Config
-from cwfed.errors import RunError
-from cwfed.events import Event, Note
+from cwfed.errors import ConfigError, RunError, did_you_mean
+from cwfed.events import Event, Newcomers, Note, Started
 from cwfed.folder import RunFolder, experiment
-from cwfed.simulation import Progress, Simulation
+from cwfed.simulation import FinalModels, Progress, Simulation
 from cwfed.summary import summarise
 from cwfed.track import tracking
-from cwfed.types import Params, nbytes
 
 MODELS_LIMIT = 2**30
 """Bytes of final models that `run.save_models = "auto"` writes."""
@@ -32,19 +32,22 @@ def run(
     data_dir: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     track: Sequence[str] = (),
+    backend: str = "simulator",
 ) -> Summary:
     """Carry out an experiment and give its summary; with `out`, leave a run folder there.
 
     With `resume` the run in `out` goes on after its last checkpoint, or starts if there is none; a finished
     one is only read. `config` may then be left out. `on_event` is called with everything that happens; `track`
-    names clients that follow a run with a folder live: tensorboard, wandb, mlflow.
+    names clients that follow a run with a folder live: tensorboard, wandb, mlflow. The backend `flower` runs the
+    same experiment through Flower's simulation engine (Ray) instead of in this process.
     """
+    carry_out = _backend(backend, data_dir)
     if out is None:
         if track:
             raise RunError("only a run with an output folder can be tracked: give its folder as --out")
         if resume:
             raise RunError("only a run with an output folder can be resumed: give its folder as --out")
-        return _in_memory(Simulation(config or Config(), data_dir), on_event)
+        return carry_out(config or Config(), None, lambda runner: _in_memory(runner, on_event))
     folder = RunFolder(out)
     with tracking(track, folder.path, config) as tracked, folder.locked():
         if folder.exists:
@@ -58,7 +61,10 @@ def run(
                 f"{folder.path} holds files that are no run of cwfed, such as {stray[0]}: choose another --out"
             )
         try:
-            return _in_folder(config or Config(), folder, data_dir, on_event, tracked)
+            memory.forget_peak()  # several runs may share this process
+            return carry_out(
+                config or Config(), folder.path, lambda runner: record(runner, folder, on_event, tracked)
+            )
         except OSError as error:
             raise RunError(
                 f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
@@ -81,7 +87,50 @@ def _more_to_do(folder: RunFolder, config: Config) -> bool:
     return more_rounds or (config.run.save_models == "all" and not (folder.path / "models").exists())
 
 
-def _in_memory(simulation: Simulation, on_event: Callable[[Event], None]) -> Summary:
+class Runner(Protocol):
+    """Something that carries an experiment out: the simulator, or a federation."""
+
+    config: Config
+    notes: list[str]
+    """What the user should know before the first round."""
+
+    def start(self) -> Progress:
+        """Before round 1."""
+
+    def started(self) -> Started:
+        """The first event of the run."""
+
+    def manifest(self) -> dict[str, Any]:
+        """Under what circumstances the run is made."""
+
+    def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
+        """Carry out the rounds that are left; after each event, where the run is."""
+
+    def welcome(self, progress: Progress) -> Newcomers | None:
+        """Measure the models that clients get which never took part."""
+
+    def final_models(self, progress: Progress) -> FinalModels | None:
+        """Every client's personal model; None where they are with the clients."""
+
+    def close(self) -> None:
+        """Let go of workers and data."""
+
+
+Backend = Callable[[Config, Path | None, Callable[[Runner], Summary]], Summary]
+"""Makes a runner for a config (and a run folder) and has something done with it."""
+
+
+def _backend(name: str, data_dir: str | None) -> Backend:
+    if name == "flower":
+        from cwfed.flower.simulation import on_flower
+
+        return partial(on_flower, data_dir)
+    if name != "simulator":
+        raise ConfigError(f"unknown backend {name!r}: {did_you_mean(name, ('simulator', 'flower'))}")
+    return lambda config, _, use: use(Simulation(config, data_dir))
+
+
+def _in_memory(simulation: Runner, on_event: Callable[[Event], None]) -> Summary:
     events: list[Event] = [simulation.started()]
     on_event(events[0])
     try:
@@ -97,9 +146,10 @@ def _in_memory(simulation: Simulation, on_event: Callable[[Event], None]) -> Sum
     return summarise(events)
 
 
-def _in_folder(
-    config: Config, folder: RunFolder, data_dir: str | None, *listeners: Callable[[Event], None]
-) -> Summary:
+def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], None]) -> Summary:
+    """Carry a run out and leave its folder; one that was broken off goes on."""
+    config = simulation.config
+
     def on_event(event: Event) -> None:
         for listener in listeners:
             listener(event)
@@ -108,8 +158,6 @@ def _in_folder(
         folder.append(event)
         on_event(event)
 
-    memory.forget_peak()  # several runs may share this process
-    simulation = Simulation(config, data_dir)
     try:
         start = simulation.start()  # what is wrong with the settings shows before anything is written
         progress, notes = _prepare(folder, simulation)
@@ -138,8 +186,9 @@ def _in_folder(
 
         if joined := simulation.welcome(progress):
             tell(joined)
-        if _wants_models(config, simulation, tell):
-            folder.save_models(_final_models(simulation, progress))
+        final = simulation.final_models(progress)
+        if final and _wants_models(config, final, tell):
+            folder.save_models(final.models)
         summary = summarise(folder.events())
         summary["peak_memory_bytes"] = memory.peak()
         folder.write("summary.json", json.dumps(summary, indent=1))
@@ -148,14 +197,15 @@ def _in_folder(
         simulation.close()
 
 
-def _prepare(folder: RunFolder, simulation: Simulation) -> tuple[Progress | None, list[str]]:
+def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Progress | None, list[str]]:
     """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
-    facts = _manifest(simulation)
+    facts = simulation.manifest() | {"experiment": experiment(simulation.config)}
+    words = facts.pop("words", None)
     is_new = not folder.exists
     folder.write("config.toml", simulation.config.to_toml())  # first: from now on the folder is a run
     if not (folder.path / "manifest.json").exists():
         folder.write("manifest.json", json.dumps(facts, indent=1))
-    if words := simulation.federation.data.words:
+    if words:
         folder.write("vocabulary.json", json.dumps(words))
     if is_new:
         return None, []
@@ -173,47 +223,14 @@ def _prepare(folder: RunFolder, simulation: Simulation) -> tuple[Progress | None
     return progress, notes
 
 
-def _manifest(simulation: Simulation) -> dict[str, Any]:
-    federation = simulation.federation
-    return manifest.manifest(
-        seed=simulation.config.run.seed,
-        experiment=experiment(simulation.config),
-        algorithm=simulation.config.algorithm_name,
-        model={"name": simulation.model_name, "parameters": simulation.parameters},
-        data={
-            "name": federation.data.name,
-            "digest": federation.data.digest,
-            "samples": len(federation.data.labels),
-            "shape": list(federation.shape.dims),
-            "vocabulary": federation.shape.vocabulary,
-            "classes": federation.data.class_names,
-        },
-        split={"digest": federation.digest(), "histogram": federation.histogram().tolist()},
-        batch_norm=simulation.config.train.batch_norm,
-        engine={
-            "name": simulation.engine.name,
-            "workers": simulation.engine.workers,
-            "why": simulation.engine.why,
-            "device": str(simulation.device),
-            "precision": simulation.config.train.precision,
-        },
-    )
-
-
-def _wants_models(config: Config, simulation: Simulation, tell: Callable[[Event], None]) -> bool:
+def _wants_models(config: Config, final: FinalModels, tell: Callable[[Event], None]) -> bool:
     if config.run.save_models != "auto":
         return config.run.save_models == "all"
-    size = nbytes(simulation.fresh(0)) * simulation.clients
-    if size > MODELS_LIMIT:
+    if final.nbytes > MODELS_LIMIT:
         tell(
             Note(
-                f"the final models of {simulation.clients} clients could take {size / 2**30:.1f} GiB and were not "
+                f"the final models of {final.clients} clients could take {final.nbytes / 2**30:.1f} GiB and were not "
                 'written; run.save_models = "all" with --resume writes them'
             )
         )
-    return size <= MODELS_LIMIT
-
-
-def _final_models(simulation: Simulation, progress: Progress) -> Iterator[tuple[int, Params]]:
-    for client in range(simulation.clients):
-        yield client, simulation.final_model(progress, client)
+    return final.nbytes <= MODELS_LIMIT

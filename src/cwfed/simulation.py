@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed import engine, mixing
+from cwfed import engine, manifest, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
@@ -43,6 +43,15 @@ class Progress:
     """By client, how good the model it keeps is, where that was measured."""
     peers: dict[str, Any] = field(default_factory=dict)
     """In a real federation: who is who."""
+
+
+@dataclass(frozen=True)
+class FinalModels:
+    """Every client's personal model, and how much that is."""
+
+    clients: int
+    nbytes: int
+    models: Iterator[tuple[int, Params]]
 
 
 class Simulation(Experiment):
@@ -154,13 +163,13 @@ class Simulation(Experiment):
             loss=mean([v.loss for v in visited]),
             penalty=mean([v.penalty for v in visited]),
             client_loss=[v.loss for v in visited],
-            correlation=_correlation(p, estimate),
+            correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
             received=received_result,
             trained=trained_result,
             down=down,
             up=up,
-            portrait=self._portray(after, participants, stack) if is_last else None,
+            portrait=self.portray(after, participants, stack) if is_last else None,
             seconds=clock.laps("report"),
         )
         return after, event
@@ -245,16 +254,18 @@ class Simulation(Experiment):
         """The participants' true class distributions and those read from their uploaded output layers."""
         if not participants:
             return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
-        return self._true(participants), mixing.norm_distribution(stack[self.task.output_weight].double())
+        return self.true_distributions(participants), mixing.norm_distribution(
+            stack[self.task.output_weight].double()
+        )
 
-    def _true(self, clients: Sequence[int]) -> Tensor:
+    def true_distributions(self, clients: Sequence[int]) -> Tensor:
         """p: the clients' class distributions."""
         counts = np.stack([self.federation.class_counts(c) for c in clients])
         return torch.from_numpy(counts / counts.sum(1, keepdims=True))
 
     # --- after the last round
 
-    def _portray(self, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
+    def portray(self, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
         """The output layers of the models as they are now; none where a mixture has overflowed."""
         name = self.task.output_weight
         most = max(1, min(PORTRAYED, REMEMBERED // (8 * self.initial[name].numel())))
@@ -280,7 +291,7 @@ class Simulation(Experiment):
             mixture = [_digits(row) if is_one else None for row, is_one in zip(*found, strict=True)]
         return Portrait(
             clients=clients,
-            distribution=[_digits(row) for row in self._true(clients)],
+            distribution=[_digits(row) for row in self.true_distributions(clients)],
             received=[_digits(norms) for norms in handed_out.norm(dim=2)],
             trained=[trained(client) for client in clients],
             mixture=mixture,
@@ -311,6 +322,38 @@ class Simulation(Experiment):
             return {n: kept[n] for n in self.initial} | statistics
         (model,) = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c, statistics)), [client])
         return model | statistics
+
+    def final_models(self, progress: Progress) -> FinalModels:
+        """Every client's personal model, each made when its turn comes."""
+        models = ((client, self.final_model(progress, client)) for client in range(self.clients))
+        return FinalModels(self.clients, nbytes(self.initial) * self.clients, models)
+
+    def manifest(self) -> dict[str, Any]:
+        """Under what circumstances the run is made."""
+        about, shape = self.federation.data, self.federation.shape
+        return manifest.manifest(
+            seed=self.config.run.seed,
+            algorithm=self.config.algorithm_name,
+            model={"name": self.model_name, "parameters": self.parameters},
+            data={
+                "name": about.name,
+                "digest": about.digest,
+                "samples": len(about.labels),
+                "shape": list(shape.dims),
+                "vocabulary": shape.vocabulary,
+                "classes": about.class_names,
+            },
+            split={"digest": self.federation.digest(), "histogram": self.federation.histogram().tolist()},
+            batch_norm=self.config.train.batch_norm,
+            engine={
+                "name": self.engine.name,
+                "workers": self.engine.workers,
+                "why": self.engine.why,
+                "device": str(self.device),
+                "precision": self.config.train.precision,
+            },
+            words=about.words,
+        )
 
     def close(self) -> None:
         """End the engine's workers."""
@@ -420,7 +463,7 @@ def mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _correlation(p: Tensor, estimate: Tensor) -> float | None:
+def correlation(p: Tensor, estimate: Tensor) -> float | None:
     """Pearson, over all clients and classes; None where either does not vary."""
     if p.numel() < 2 or p.std() == 0 or estimate.std() == 0:
         return None

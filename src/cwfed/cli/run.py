@@ -26,6 +26,9 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     data_dir: DataDirOption = None,
     track: TrackOption = None,
+    backend: Annotated[
+        str, typer.Option(help="simulator, or flower: through Flower's simulation engine on Ray (extra flower).")
+    ] = "simulator",
     as_json: JsonOption = False,
 ) -> None:
     """Run one experiment and leave its folder."""
@@ -40,7 +43,13 @@ def run(
     folder = out_dir or _free_folder(chosen)
     with progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
         summary = session.run(
-            chosen, folder, resume=resume, data_dir=data_dir, on_event=watch("run"), track=track or ()
+            chosen,
+            folder,
+            resume=resume,
+            data_dir=data_dir,
+            on_event=watch("run"),
+            track=track or (),
+            backend=backend,
         )
     if as_json:
         print(json.dumps(summary))

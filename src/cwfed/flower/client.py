@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
 from flwr.clientapp.typing import Mod
 
 import cwfed
@@ -78,7 +79,9 @@ class Worker:
         keep = (trained if self.algorithm.keeps_model else {}) | visited.statistics
         is_finite = math.isfinite(visited.loss + visited.penalty) and all(map(guard.is_finite, trained.values()))
         if not is_finite:
-            raise ConfigError(f"the training diverged in round {round_}: lower train.lr (or the weight of the penalty)")
+            raise ConfigError(
+                f"the training diverged in round {round_}: lower train.lr (or the weight of the penalty)"
+            )
         if keep:
             self._checkpoints(client).save(round_, {"round": round_, "kept": keep})
         metrics: dict[str, Any] = {"samples": len(self.federation.shards[client].train)}
@@ -187,7 +190,11 @@ def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) 
     }
     if tell_histogram:
         hello["histogram"] = [int(n) for n in federation.class_counts(client)]
-    sizes: dict[str, Any] = {"samples": len(shard.train), "test": len(shard.test), "validation": len(shard.validation)}
+    sizes: dict[str, Any] = {
+        "samples": len(shard.train),
+        "test": len(shard.test),
+        "validation": len(shard.validation),
+    }
     return RecordDict({"hello": ConfigRecord(hello), "metrics": MetricRecord(sizes)})
 
 
@@ -201,13 +208,16 @@ def client_app(data: Callable[[Context], Site] | None = None, mods: Sequence[Mod
         plan, site = Plan.of(context.run_config), (data or site_of)(context)
         return site, partial(_node_worker, plan, site)
 
-    return _app(worker_of, mods)
+    return make_app(worker_of, mods)
 
 
-def _app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]], mods: Sequence[Mod]) -> ClientApp:
-    app = ClientApp(mods=list(mods))
+def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]], mods: Sequence[Mod]) -> ClientApp:
+    """The app that answers the three messages with the workers that it is given."""
+    app = ClientApp()
 
-    def answer(message: Message, context: Context, work: Callable[[Site, Callable[[int], Worker]], RecordDict]) -> Message:
+    def answer(
+        message: Message, context: Context, work: Callable[[Site, Callable[[int], Worker]], RecordDict]
+    ) -> Message:
         """An error the user can mend goes to the server as a sentence, not as a traceback."""
         try:
             with one_compute_thread():
@@ -228,7 +238,7 @@ def _app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]], m
 
         return answer(message, context, work)
 
-    @app.train()
+    @app.train(mods=[clip_if_told, *mods])
     def train(message: Message, context: Context) -> Message:
         def work(site: Site, worker: Callable[[int], Worker]) -> RecordDict:
             client, round_, told = _told(message.content)
@@ -249,6 +259,13 @@ def _app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]], m
         return answer(message, context, work)
 
     return app
+
+
+def clip_if_told(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Flower's clipping of the update, in federations whose plan has a `clip`."""
+    if "clipping_norm" in message.content.config_records.get("told", ConfigRecord()):
+        return fixedclipping_mod(message, context, call_next)
+    return call_next(message, context)
 
 
 def _told(content: RecordDict) -> tuple[int, int, ConfigRecord]:

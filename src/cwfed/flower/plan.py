@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -42,6 +42,10 @@ class FederationSection(Section):
     """Seconds a round waits for answers; who is later than that is left out of it."""
     pin: bool = False
     """Whether a client's name stays with the node (its key) that used it first. For SuperNodes with fixed keys."""
+    clip: float = Field(0.0, ge=0)
+    """Clients clip their updates to this length with Flower's fixedclipping_mod; 0 does not."""
+    keep: Literal["every", "last", "never"] = "every"
+    """In which evaluated rounds clients write the personal model they receive to their disk."""
     out: str = "federation"
     """The server's run folder: metrics, checkpoints, events."""
 

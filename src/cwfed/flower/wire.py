@@ -70,9 +70,7 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, Form]]) -> None:
     """Refuse a message that is larger than what it should hold, whatever it holds."""
     size = sum(len(array.data) for record in records for array in record.values())
-    most = sum(
-        HEADER + int(np.prod(form.shape)) * form.dtype.itemsize for group in forms for form in group.values()
-    )
+    most = sum(HEADER + int(np.prod(form.shape)) * form.dtype.itemsize for group in forms for form in group.values())
     if size > most:
         raise BadMessage(f"{size:,} bytes of numbers, more than the {most:,} that such a message can have")
 

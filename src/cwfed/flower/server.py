@@ -1,0 +1,157 @@
+"""The server's side of a federation: a Flower ServerApp that runs a plan and leaves a run folder.
+
+The folder has the metrics, the events and the checkpoints, not the data: the personal models end up with the clients.
+A server that was broken off goes on at the next round when the app is started again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
+
+from cwfed import manifest, session
+from cwfed.errors import CwfedError, RunError
+from cwfed.events import Event, Newcomers, Note, Round, Started
+from cwfed.flower.plan import Plan
+from cwfed.flower.strategy import PersonalisedStrategy
+from cwfed.folder import RunFolder
+from cwfed.simulation import FinalModels, Progress, one_compute_thread
+
+log = logging.getLogger("cwfed.flower")
+
+
+class FederatedRun:
+    """A federation as `session.record` carries it out."""
+
+    def __init__(self, strategy: PersonalisedStrategy, grid: Grid) -> None:
+        self.strategy, self.grid, self.config = strategy, grid, strategy.config
+        self.notes: list[str] = []
+
+    def start(self) -> Progress:
+        """Before round 1."""
+        return self.strategy.first()
+
+    def started(self) -> Started:
+        """Who is evaluated may change: every round's result names its clients."""
+        plan, blueprint = self.strategy.plan, self.strategy.blueprint
+        return Started(
+            algorithm=self.config.algorithm_name,
+            dataset="federation",
+            seed=self.config.run.seed,
+            rounds=self.config.train.rounds,
+            clients=plan.clients,
+            classes=blueprint.classes,
+            parameters=blueprint.parameters,
+            phase=self.strategy.algorithm.phase,
+            evaluated=[],
+            test_samples=[],
+            engine="flower",
+        )
+
+    def manifest(self) -> dict[str, Any]:
+        """What the server knows; of the data, what the plan says they look like."""
+        plan, blueprint = self.strategy.plan, self.strategy.blueprint
+        return manifest.manifest(
+            seed=self.config.run.seed,
+            algorithm=self.config.algorithm_name,
+            model={"name": blueprint.model_name, "parameters": blueprint.parameters},
+            data={
+                "name": "federation",
+                "digest": hashlib.sha256(json.dumps(plan.fingerprint).encode()).hexdigest(),
+                "samples": 0,
+                "shape": list(plan.shape.dims),
+                "vocabulary": plan.shape.vocabulary,
+                "classes": [str(k) for k in range(blueprint.classes)],
+            },
+            split={"digest": plan.fingerprint, "histogram": []},
+            batch_norm=self.config.train.batch_norm,
+            engine={"name": "flower", "precision": self.config.train.precision},
+            federation=plan.federation.model_dump(),
+        )
+
+    def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
+        """The rounds that are left, over the grid."""
+        with one_compute_thread():
+            yield from self.strategy.rounds(self.grid, progress)
+
+    def welcome(self, progress: Progress) -> Newcomers | None:
+        """Late comers are members like others."""
+        return None
+
+    def final_models(self, progress: Progress) -> FinalModels | None:
+        """They are with the clients."""
+        return None
+
+    def close(self) -> None:
+        """Flower ends the connections."""
+
+
+def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path | None = None) -> Result:
+    """Run a plan over a grid, or go on with it, and tell Flower what came out."""
+    result = Result()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Note):
+            log.info("%s", event.message)
+        elif isinstance(event, Round):
+            log.info("%s", sentence(event, strategy.config.train.rounds))
+            for client, reason in event.refused.items():
+                log.warning("round %d: client %s was refused: %s", event.round, client, reason)
+            if event.loss is not None:
+                result.train_metrics_clientapp[event.round] = MetricRecord({"loss": event.loss})
+            accuracies = {
+                phase: found.accuracy
+                for phase in ("received", "trained")
+                if (found := getattr(event, phase)) is not None
+            }
+            if accuracies:
+                result.evaluate_metrics_clientapp[event.round] = MetricRecord(accuracies)
+
+    strategy.summary()
+    folder = RunFolder(out or strategy.plan.federation.out)
+    run = FederatedRun(strategy, grid)
+    with folder.locked():
+        if folder.exists:
+            folder.check_same(strategy.config)
+            done = folder.read_json("summary.json", "rounds")["rounds"] if folder.finished else 0
+            if done >= strategy.config.train.rounds:
+                raise RunError(
+                    f"{folder.path} holds a finished run of {done} rounds: set train.rounds or federation.out"
+                )
+        try:
+            session.record(run, folder, on_event)
+        except OSError as error:
+            raise RunError(f"the server's run folder {folder.path} cannot be written: {error}") from error
+    return result
+
+
+def sentence(event: Round, rounds: int) -> str:
+    """A round in a line of the log."""
+    accuracy = f", received {event.received.accuracy:.1%}" if event.received else ""
+    gone = f", {len(event.dropped)} did not answer" if event.dropped else ""
+    bad = f", {len(event.refused)} refused" if event.refused else ""
+    return f"round {event.round} of {rounds}: {len(event.participants)} clients{gone}{bad}{accuracy}"
+
+
+def server_app(plan: Plan | None = None) -> ServerApp:
+    """A Flower ServerApp for the plan in its run config (or for this one)."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        try:
+            PersonalisedStrategy(plan or Plan.of(context.run_config)).start(grid)
+        except CwfedError as error:
+            log.error("%s", error)
+            raise  # Flower marks the run as failed
+
+    return app

@@ -1,0 +1,174 @@
+"""`cwfed run --backend flower`: an experiment through Flower's simulation engine, on Ray.
+
+The clients' work is done by Ray's actors, on this machine or on the cluster that RAY_ADDRESS names; each of them
+makes the experiment ready once. The server is the strategy that a real federation has. What a report wants to know
+beyond what a server can see (the true class distributions, the portrait at the end) is added here, where all data are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from cwfed import mixing
+from cwfed.checkpoint import Checkpoints
+from cwfed.config import Config, from_table
+from cwfed.engine import cores
+from cwfed.events import Event, Newcomers, Round, Started
+from cwfed.experiment import Experiment
+from cwfed.flower.client import KEPT, Site, Worker, make_app
+from cwfed.flower.plan import FederationSection, Plan
+from cwfed.flower.server import FederatedRun
+from cwfed.flower.strategy import PersonalisedStrategy
+from cwfed.session import Runner, Summary
+from cwfed.simulation import FinalModels, Progress, Simulation, correlation, mean
+
+
+class SimulatedRun(FederatedRun):
+    """A federation whose clients' data are here too."""
+
+    def __init__(self, simulation: Simulation, strategy: PersonalisedStrategy, grid: Grid, state: Path) -> None:
+        super().__init__(strategy, grid)
+        self.simulation, self.notes, self._state = simulation, simulation.notes, state
+
+    def started(self) -> Started:
+        return replace(self.simulation.started(), engine="flower: clients on Ray, one at a time each")
+
+    def manifest(self) -> dict[str, Any]:
+        facts = self.simulation.manifest()
+        return facts | {"engine": facts["engine"] | {"name": "flower", "workers": cores(), "why": ""}}
+
+    def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
+        for reached, event in super().rounds(progress):
+            if isinstance(event, Round):  # that virtual nodes join is no news
+                yield reached, self._completed(reached, event)
+
+    def _completed(self, after: Progress, event: Round) -> Round:
+        """The event with what only somebody knows who has all the data."""
+        uploads = self.strategy.turn.uploads
+        name = self.simulation.task.output_weight
+        known = [upload for upload in uploads if name in upload.model]
+        if known:
+            stack = torch.stack([upload.model[name] for upload in known])
+            p = self.simulation.true_distributions([upload.client for upload in known])
+            estimate = mixing.norm_distribution(stack.double())
+            distance = mean((p - estimate).norm(dim=1).tolist())
+            event = replace(event, correlation=correlation(p, estimate), distance=distance)
+        if event.received:
+            event = replace(event, received=replace(event.received, clients=None, samples=None))
+        if event.trained:
+            event = replace(event, trained=replace(event.trained, clients=None, samples=None))
+        if event.round == self.config.train.rounds and known:
+            clients = [upload.client for upload in known]
+            portrait = self.simulation.portray(self._with_kept(after), clients, {name: stack})
+            event = replace(event, portrait=portrait)
+        return event
+
+    def _with_kept(self, progress: Progress) -> Progress:
+        """What the clients keep, read from their folders."""
+        kept = {}
+        if self.simulation.algorithm.keeps_model or self.simulation.local_statistics:
+            for client in range(self.simulation.clients):
+                tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(progress.round + 1)
+                if tree:
+                    kept[client] = tree["kept"]
+        return replace(progress, kept=kept)
+
+    def welcome(self, progress: Progress) -> Newcomers | None:
+        return self.simulation.welcome(self._with_kept(progress))
+
+    def final_models(self, progress: Progress) -> FinalModels:
+        return self.simulation.final_models(self._with_kept(progress))
+
+    def close(self) -> None:
+        self.simulation.close()
+
+
+def client_folder(state: Path, client: int) -> Path:
+    """Where a simulated client keeps its state."""
+    return state / f"client-{client:05d}"
+
+
+def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Callable[[Runner], Summary]) -> Summary:
+    """Make a runner on Flower's simulation engine and have something done with it."""
+    simulation = Simulation(_plainly(config), data_dir)  # what is wrong with the settings shows before Ray starts
+    folder = str(Path(data_dir).resolve()) if data_dir else os.environ.get("CWFED_DATA")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="cwfed-") as scratch:
+        state = (out.resolve() / "clients") if out else Path(scratch)
+        strategy = PersonalisedStrategy(
+            Plan(config, _section(simulation)), trains=simulation.members, measured=simulation.evaluated
+        )
+        outcome: Future[Summary] = Future()
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            try:
+                outcome.set_result(use(SimulatedRun(simulation, strategy, grid, state)))
+            except BaseException as error:  # this thread is Flower's: told here, raised where somebody waits
+                outcome.set_exception(error)
+
+        try:
+            run_simulation(
+                server_app=server,
+                client_app=make_app(partial(_simulated, config.model_dump_json(), folder, str(state)), ()),
+                num_supernodes=simulation.clients,
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": _ray(config)},
+            )
+        finally:
+            strategy.stop.set()
+        return outcome.result()
+
+
+def _ray(config: Config) -> dict[str, Any]:
+    """How Ray is started; an existing cluster is found by RAY_ADDRESS."""
+    if "RAY_ADDRESS" in os.environ:
+        return {"log_to_driver": False}
+    return {"num_cpus": config.run.workers or cores(), "log_to_driver": False}
+
+
+def _plainly(config: Config) -> Config:
+    """The server's own part, portrait and final models, needs no fast engine."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "loop"})})
+
+
+def _section(simulation: Simulation) -> FederationSection:
+    shape = simulation.federation.shape
+    return FederationSection(
+        shape="x".join(map(str, shape.dims)),
+        classes=simulation.task.classes,
+        vocabulary=shape.vocabulary,
+        nodes=simulation.clients,
+        clients=simulation.clients,
+        keep="never",
+        timeout=24 * 3600,
+    )
+
+
+@cache
+def _worker(config: str, data_dir: str | None, state: str) -> Worker:
+    """Made once in each of Ray's actors, for all clients."""
+    experiment = Experiment(from_table(json.loads(config)), data_dir)
+    return Worker(experiment, experiment.federation, partial(client_folder, Path(state)))
+
+
+def _simulated(
+    config: str, data_dir: str | None, state: str, context: Context
+) -> tuple[Site, Callable[[int], Worker]]:
+    """A virtual node: the client with the number of its partition."""
+    worker = _worker(config, data_dir, state)
+    return Site(str(context.node_config["partition-id"]), worker.federation.data), lambda _: worker

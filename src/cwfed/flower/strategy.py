@@ -1,0 +1,424 @@
+"""A Flower strategy that carries any algorithm of cwfed: a model (or several) of its own for every client.
+
+The algorithm is the simulator's object, unchanged. The strategy says who is sent what, checks what comes back, and
+lets the algorithm aggregate it: the numbered steps of `simulation._round`, with messages in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from cwfed.engine import Score
+from cwfed.errors import RunError
+from cwfed.events import Event, Note, PhaseResult, Round
+from cwfed.flower import wire
+from cwfed.flower.client import score_from
+from cwfed.flower.members import Hello, Members
+from cwfed.flower.plan import Plan
+from cwfed.guard import Guard
+from cwfed.simulation import Clock, Progress, invite, is_lost, mean, phase_result
+from cwfed.types import Download, Params, Uploads, nbytes
+
+log = logging.getLogger("cwfed.flower")
+
+GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
+"""Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+ASK_EVERY = 1.0
+"""Seconds between two looks at who is connected."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a participant sent, checked."""
+
+    client: int
+    model: Params
+    beside: Params
+    metrics: dict[str, Any]
+
+
+@dataclass
+class Turn:
+    """A round that is under way."""
+
+    number: int
+    clock: Clock = field(default_factory=Clock)
+    invited: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    """Of the invited: who never answered."""
+    refused: dict[str, str] = field(default_factory=dict)
+    uploads: list[Upload] = field(default_factory=list)
+    down: int = 0
+    up: int = 0
+    down_to_measure: int = 0
+    trained: dict[int, Score] = field(default_factory=dict)
+    received: dict[int, Score] = field(default_factory=dict)
+
+
+class PersonalisedStrategy(Strategy):
+    """Any algorithm of cwfed on Flower: `strategy.start(grid)` runs the federation of a plan."""
+
+    def __init__(
+        self, plan: Plan, *, trains: Iterable[int] | None = None, measured: Iterable[int] | None = None
+    ) -> None:
+        self.plan, self.config, self.blueprint = plan, plan.config, plan.blueprint
+        self.algorithm = plan.blueprint.algorithm
+        self.guard = Guard.of(self.algorithm, self.blueprint.initial, self.blueprint.task)
+        self.members = Members(plan)
+        self.progress = self.first()
+        self.turn = Turn(0)
+        self._trains = None if trains is None else set(trains)
+        self._measured = None if measured is None else set(measured)
+        self._ever: set[int] = set()
+        """Clients that ever sent a model."""
+        self._absent: set[int] = set()
+        self.stop = threading.Event()
+        """Set by who wants the federation to end: at the next look for answers."""
+
+    def first(self) -> Progress:
+        """Before round 1."""
+        return Progress(0, self.algorithm.init(self.blueprint.fresh, self.blueprint.task))
+
+    def summary(self) -> None:
+        """Say what is about to happen."""
+        federation, train = self.plan.federation, self.config.train
+        log.info(
+            "%s, %d rounds, at least %d nodes, %d parameters",
+            self.config.algorithm_name,
+            train.rounds,
+            federation.nodes,
+            self.blueprint.parameters,
+        )
+
+    # --- the federation
+
+    def start(  # type: ignore[override]  # there is no common initial model, and the plan knows the rounds
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 0,
+        *,
+        out: str | Path | None = None,
+        **unused: Any,
+    ) -> Result:
+        """Run the federation: recorded in its run folder, and from where it was if it was broken off."""
+        from cwfed.flower.server import run_federation
+
+        return run_federation(self, grid, out)
+
+    def resume(self, progress: Progress) -> None:
+        """Take up where a run was."""
+        self.progress = progress
+        peers = progress.peers
+        self.members.names, self.members.keys = list(peers.get("names", [])), list(peers.get("keys", []))
+        self._ever = set(peers.get("ever", []))
+
+    def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
+        """Carry out the rounds that are left; after each, where the federation is and what happened."""
+        self.resume(progress)
+        nothing = ArrayRecord(), ConfigRecord()
+        while self.progress.round < self.config.train.rounds:
+            for sentence in self.gather(grid):
+                yield self.progress, Note(sentence)
+            number = self.progress.round + 1
+            sent = list(self.configure_train(number, *nothing, grid))
+            self.aggregate_train(number, self.exchange(grid, sent))
+            if sent := list(self.configure_evaluate(number, *nothing, grid)):
+                self.aggregate_evaluate(number, self.exchange(grid, sent))
+            yield self.progress, self.event()
+
+    def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
+        """Send messages and gather the answers that come in time; `stop` breaks it off."""
+        waiting = set(grid.push_messages(messages))
+        until = time.monotonic() + self.plan.federation.timeout
+        replies: list[Message] = []
+        pause = LEAST_PAUSE
+        while waiting and time.monotonic() < until:
+            if self.stop.is_set():
+                raise KeyboardInterrupt
+            found = list(grid.pull_messages(waiting))
+            replies += found
+            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)
+            time.sleep(pause if waiting else 0)
+        return replies
+
+    def gather(self, grid: Grid) -> list[str]:
+        """Wait until there are enough nodes, and ask new ones who they are; what changed, in sentences."""
+        federation = self.plan.federation
+        until = time.monotonic() + federation.wait
+        said: list[str] = []
+        while True:
+            connected = list(grid.get_node_ids())
+            if new := [node for node in connected if node not in self.members.asked]:
+                said += self._ask(grid, new)
+            here = self.members.here(connected)
+            if len(here) >= federation.nodes:
+                break
+            if time.monotonic() > until:
+                left_out = "".join(f"; {reason}" for reason in said if "left out" in reason)
+                raise RunError(
+                    f"only {len(here)} of the {federation.nodes} nodes that the federation needs (federation.nodes) are "
+                    f"connected after {federation.wait:g} seconds (federation.wait){left_out}"
+                )
+            time.sleep(ASK_EVERY)
+        absent = self.members.hellos.keys() - set(here)
+        said += [f"{self.members.names[c]} (client {c}) is not connected" for c in sorted(absent - self._absent)]
+        said += [f"{self.members.names[c]} (client {c}) is connected again" for c in sorted(self._absent & set(here))]
+        self._absent = set(absent)
+        return said
+
+    def _ask(self, grid: Grid, nodes: Iterable[int]) -> list[str]:
+        messages = [self._message(RecordDict(), node, MessageType.QUERY, "hello") for node in nodes]
+        hellos, said = [], []
+        for reply in self.exchange(grid, messages):
+            node = reply.metadata.src_node_id
+            try:
+                told = dict(wire.texts(_content(reply), "hello"))
+                sizes = wire.metrics(reply.content, ("samples", "test", "validation"))
+                hellos.append(Hello.read(node, told, sizes))
+            except wire.BadMessage as error:
+                self.members.refused[node] = str(error)
+                said.append(f"a node was left out: {error}")
+        said = self.members.welcome(hellos, grid.get_node_ids()) + said
+        tell = [h for h in hellos if h.node in self.members.refused]
+        told_so = [
+            self._message(
+                RecordDict({"told": ConfigRecord({"refused": self.members.refused[h.node]})}),
+                h.node,
+                MessageType.QUERY,
+                "refused",
+            )
+            for h in tell
+        ]
+        if told_so:
+            grid.push_messages(told_so)  # nobody waits for the answer
+        return said
+
+    # --- a round, in the steps that Flower knows
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """1. Choose who takes part, and send each its model."""
+        self.turn = turn = Turn(server_round)
+        here = self.members.here(grid.get_node_ids())
+        able = here if self._trains is None else [c for c in here if c in self._trains]
+        turn.invited = invite(self.config, able, server_round)
+        turn.lost = [c for c in turn.invited if is_lost(self.config, server_round, c)]
+        measure = self._measures(server_round)
+        messages = []
+        for client in turn.invited:
+            download = self.download(client)
+            turn.down += download.nbytes
+            if client not in turn.lost:
+                told = {"measure": measure and (self._measured is None or client in self._measured)}
+                messages.append(self._send(client, server_round, download, MessageType.TRAIN, told))
+        turn.clock.lap("send")
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """2. to 4. Check what arrived, and let the algorithm aggregate it; too few good updates change nothing."""
+        turn = self.turn
+        waiting = set(turn.invited) - set(turn.lost)
+        for reply in replies:
+            client = self.members.client_of(reply.metadata.src_node_id)
+            if client not in waiting or _is_gone(reply):
+                continue
+            waiting.discard(client)
+            try:
+                turn.uploads.append(self._read_upload(client, reply))
+            except wire.BadMessage as error:
+                turn.refused[str(client)] = str(error)
+        turn.lost = sorted({*turn.lost, *waiting})
+        turn.uploads.sort(key=lambda upload: upload.client)  # answers come in any order, sums must not
+        turn.clock.lap("train")
+        server = self.progress.server
+        if turn.uploads and len(turn.uploads) >= self.config.guard.least:
+            server = self.algorithm.aggregate(server, self._stack(turn.uploads))
+            self._ever |= {upload.client for upload in turn.uploads}
+        kept = {} if not self.algorithm.keeps_model else dict(self.progress.trained)
+        for upload in turn.uploads:
+            kept.pop(upload.client, None)
+        self.progress = Progress(server_round, server, {}, kept | turn.trained, self._peers())
+        turn.clock.lap("aggregate")
+        losses = [upload.metrics["loss"] for upload in turn.uploads]
+        return None, MetricRecord({"loss": mean(losses) or 0.0, "participants": len(losses)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """5. Send every client the model it has now, to be measured where the data are."""
+        if not self._measures(server_round):
+            return []
+        turn, messages = self.turn, []
+        is_last = server_round == self.config.train.rounds
+        for client in self.members.here(grid.get_node_ids()):
+            if self._measured is not None and client not in self._measured:
+                continue
+            download = self.download(client)
+            turn.down_to_measure += download.nbytes
+            unknown = client in self._ever and client not in self.progress.trained
+            keep = self.plan.federation.keep
+            told = {
+                "kept": self.algorithm.keeps_model and unknown,
+                "keep": keep == "every" or (keep == "last" and is_last),
+            }
+            messages.append(self._send(client, server_round, download, MessageType.EVALUATE, told))
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Gather what the clients measured."""
+        turn = self.turn
+        for reply in replies:
+            client = self.members.client_of(reply.metadata.src_node_id)
+            if client is None or _is_gone(reply):
+                continue
+            try:
+                turn.received[client] = self._read_score(client, "received", _content(reply))
+                if "trained-right" in reply.content.metric_records["metrics"]:
+                    turn.trained[client] = self._read_score(client, "trained", reply.content)
+            except wire.BadMessage as error:
+                turn.refused.setdefault(str(client), f"its measurements: {error}")
+        if self.algorithm.keeps_model:
+            known = self.progress.trained | turn.trained
+            self.progress = Progress(server_round, self.progress.server, {}, known, self._peers())
+        turn.clock.lap("evaluate")
+        result = self._result(turn.received)
+        return MetricRecord({"accuracy": result.accuracy}) if result else None
+
+    def event(self) -> Round:
+        """6. Say what happened."""
+        turn = self.turn
+        sat_out = self.progress.trained if self.algorithm.keeps_model else {}
+        both = turn.received | {c: s for c, s in (sat_out | turn.trained).items() if c in turn.received}
+        return Round(
+            round=turn.number,
+            participants=[upload.client for upload in turn.uploads],
+            dropped=turn.lost,
+            loss=mean([upload.metrics["loss"] for upload in turn.uploads]),
+            penalty=mean([upload.metrics["penalty"] for upload in turn.uploads]),
+            client_loss=[upload.metrics["loss"] for upload in turn.uploads],
+            correlation=None,
+            distance=None,
+            received=self._result(turn.received),
+            trained=self._result(both),
+            down=turn.down,
+            up=turn.up,
+            refused=turn.refused,
+            down_to_measure=turn.down_to_measure,
+            seconds=turn.clock.laps("report"),
+        )
+
+    # --- parts
+
+    def download(self, client: int) -> Download:
+        """What a client is sent; who joins late gets a model from its label histogram, where it told it."""
+        download = self.algorithm.send(self.progress.server, client)
+        hello = self.members.hellos.get(client)
+        if (
+            self.progress.round
+            and client not in self._ever
+            and hello
+            and hello.histogram
+            and len(download.models) == 1
+        ):
+            download = Download((self.algorithm.newcomer(self.progress.server, hello.histogram),), download.notes)
+        names = self.blueprint.initial  # in its order: Flower's mods compare the names of what came and what goes
+        return Download(tuple({name: model[name] for name in names} for model in download.models), download.notes)
+
+    def _measures(self, number: int) -> bool:
+        return number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
+
+    def _peers(self) -> dict[str, Any]:
+        return {"names": self.members.names, "keys": self.members.keys, "ever": sorted(self._ever)}
+
+    def _send(self, client: int, number: int, download: Download, kind: str, told: dict[str, Any]) -> Message:
+        told = {"client": client, "round": number, **told}
+        if kind == MessageType.TRAIN and self.plan.federation.clip:
+            told["clipping_norm"] = self.plan.federation.clip  # for Flower's fixedclipping_mod at the client
+        content = RecordDict({"told": ConfigRecord(told)})
+        wire.download_to(content, download)
+        return self._message(content, self.members.hellos[client].node, kind, str(number))
+
+    def _message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
+        return Message(content, dst_node_id=node, message_type=kind, group_id=group)
+
+    def _read_upload(self, client: int, reply: Message) -> Upload:
+        content = _content(reply)
+        model, beside = wire.arrays(content, "model"), wire.arrays(content, "beside")
+        wire.check_size(content.array_records.values(), (self.guard.model, self.guard.beside))
+        metrics = wire.metrics(content, ("samples",), ("loss", "penalty"))
+        upload = Upload(
+            client,
+            wire.from_record(model, "the model", self.guard.model),
+            wire.from_record(beside, "what comes beside the model", self.guard.beside),
+            metrics,
+        )
+        self.turn.up += nbytes(upload.model) + nbytes(upload.beside)
+        if problem := self.guard.problem(upload.model, upload.beside, metrics["samples"]):
+            raise wire.BadMessage(problem)
+        if metrics["samples"] != self.members.hellos[client].samples:
+            raise wire.BadMessage(
+                f"{metrics['samples']} training samples, it said {self.members.hellos[client].samples} when it joined"
+            )
+        if "trained-right" in metrics:
+            self.turn.trained[client] = self._read_score(client, "trained", content)
+        return upload
+
+    def _read_score(self, client: int, phase: str, content: RecordDict) -> Score:
+        """What a client says of itself must at least be possible."""
+        metrics = wire.metrics(content, (f"{phase}-right", f"{phase}-validation"), (f"{phase}-loss",))
+        hello, score = self.members.hellos[client], score_from(phase, metrics)
+        if score.test_right > hello.test or score.validation_right > hello.validation:
+            raise wire.BadMessage("more right answers than it has samples")
+        return score
+
+    def _stack(self, uploads: list[Upload]) -> Uploads:
+        first = uploads[0]
+        return Uploads(
+            clients=tuple(upload.client for upload in uploads),
+            models={name: torch.stack([u.model[name] for u in uploads]) for name in first.model},
+            counts=torch.tensor([u.metrics["samples"] for u in uploads]),
+            extras={name: torch.stack([u.beside[name] for u in uploads]) for name in first.beside},
+        )
+
+    def _result(self, scores: dict[int, Score]) -> PhaseResult | None:
+        clients = sorted(c for c in scores if self.members.hellos[c].test)
+        if not clients:
+            return None
+        hellos = [self.members.hellos[c] for c in clients]
+        tests, validations = [h.test for h in hellos], [h.validation for h in hellos]
+        found = phase_result([scores[c] for c in clients], tests, validations)
+        return PhaseResult(found.accuracy, found.validation, found.loss, found.right, clients, tests)
+
+
+def _is_gone(reply: Message) -> bool:
+    """Flower answers for a node that went away: that is no answer of the client."""
+    return reply.has_error() and reply.error.code in GONE
+
+
+def _content(reply: Message) -> RecordDict:
+    """What a node answered; where it could not, why."""
+    if reply.has_error():
+        lines = (reply.error.reason or f"error {reply.error.code}").strip().splitlines()
+        raise wire.BadMessage(f"its app failed: {lines[-1][:300]}")
+    if "problem" in reply.content.config_records:
+        raise wire.BadMessage(str(reply.content.config_records["problem"].get("reason", ""))[:500])
+    return reply.content
