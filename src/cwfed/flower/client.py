@@ -28,13 +28,14 @@ import cwfed
 from cwfed import data as sources
 from cwfed import guard
 from cwfed.checkpoint import Checkpoints
-from cwfed.data import Dataset, Federation, Samples, Shard, fixed_shard
+from cwfed.config import Config
+from cwfed.data import Dataset, Federation, Samples, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
 from cwfed.engine import Candidate, Loop, Score, Visit, find_device
 from cwfed.engine.base import as_it_is
 from cwfed.engine.bench import ClientView
 from cwfed.errors import ConfigError, CwfedError
-from cwfed.experiment import Blueprint
+from cwfed.experiment import Blueprint, deal
 from cwfed.flower import wire
 from cwfed.flower.plan import Plan, describe_model
 from cwfed.folder import RunFolder
@@ -205,7 +206,8 @@ def client_app(data: Callable[[Context], Site] | None = None, mods: Sequence[Mod
     """
 
     def worker_of(context: Context) -> tuple[Site, Callable[[int], Worker]]:
-        plan, site = Plan.of(context.run_config), (data or site_of)(context)
+        plan = Plan.of(context.run_config)
+        site = data(context) if data else site_of(context, plan)
         return site, partial(_node_worker, plan, site)
 
     return make_app(worker_of, mods)
@@ -296,12 +298,16 @@ def _node_worker(plan: Plan, site: Site, client: int) -> Worker:
     return Worker(blueprint, federation, lambda _: folder)
 
 
-def site_of(context: Context) -> Site:
-    """A node as its node config describes it."""
+def site_of(context: Context, plan: Plan) -> Site:
+    """A node as its node config describes it; one that only has a partition takes that share of the plan's data."""
     node = context.node_config
     name = str(node.get("name", node.get("partition-id", "")))
     if not name:
         raise ConfigError('this node has no name: start it with --node-config \'name="..." path="..."\'')
+    default = Path.home() / ".cwfed" / "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    state = Path(str(node["state"])) if "state" in node else default
+    if "partition-id" in node and "path" not in node:
+        return Site(name, _partition(plan.config, int(node["partition-id"]), int(node["num-partitions"])), state)
     if "path" not in node and "data" not in node:
         raise ConfigError(f'node {name} has no data: add path="..." to its --node-config')
     spec = sources.SourceSpec(
@@ -312,6 +318,10 @@ def site_of(context: Context) -> Site:
         str(node.get("label-column", "label")),
         int(node.get("image-size", 0)),
     )
-    default = Path.home() / ".cwfed" / "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    state = Path(str(node["state"])) if "state" in node else default
     return Site(name, sources.load(spec), state, bool(node.get("histogram", False)))
+
+
+def _partition(config: Config, partition: int, partitions: int) -> Dataset:
+    """The share of one of the plan's clients, dealt out to as many as there are."""
+    section = config.data.model_copy(update={"clients": partitions})
+    return of_client(deal(config.model_copy(update={"data": section})), partition)

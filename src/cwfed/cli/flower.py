@@ -1,0 +1,98 @@
+"""cwfed flower: the same algorithms in a real federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from cwfed.cli.app import ConfigArgument, DataDirOption, SetOption, app, load_config
+from cwfed.console import err, out, print_summary, progress
+from cwfed.errors import CwfedError, Interrupted
+
+if TYPE_CHECKING:
+    from cwfed.flower.local import LocalFederation
+
+flower_app = typer.Typer(help="Real federations on Flower (extra flower).", no_args_is_help=True)
+app.add_typer(flower_app, name="flower")
+
+
+@flower_app.command("new")
+def flower_new(
+    folder: Annotated[Path, typer.Argument(help="The project's folder; its name is the app's name.")],
+    config: Annotated[Path | None, typer.Option("--config", help="A config file to take the settings from.")] = None,
+    set_: SetOption = None,
+    shape: Annotated[str, typer.Option(help="The shape of one sample: channels x height x width.")] = "1x8x8",
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    nodes: Annotated[int, typer.Option(help="Nodes that a round needs.")] = 10,
+) -> None:
+    """Write a Flower app that is ready for `flwr run`."""
+    from cwfed.flower.plan import FederationSection, Plan
+    from cwfed.flower.project import write_project
+
+    settings = set_ or []
+    if config is None:  # the digits, as in the demo: a first run takes a minute
+        settings = ["train.rounds=10", "train.lr=0.05", "run.checkpoint_seconds=0", *settings]
+    chosen = load_config(config, settings)
+    table = {"federation.shape": shape, "federation.classes": classes, "federation.nodes": nodes}
+    section = FederationSection.model_validate({key.partition(".")[2]: value for key, value in table.items()})
+    write_project(folder, Plan(chosen, section))
+    where = escape(str(folder))
+    out.print(f"Written: [bold]{where}[/bold]. Its README says how to run it; the settings are in pyproject.toml")
+
+
+@flower_app.command("up")
+def flower_up(
+    config: ConfigArgument = None,
+    set_: SetOption = None,
+    nodes: Annotated[int, typer.Option(help="Number of nodes, each with its own share of the data.")] = 4,
+    folder: Annotated[Path, typer.Option("--out", "-o", help="The federation's folder.")] = Path("federation"),
+    timeout: Annotated[float, typer.Option(help="Seconds a round waits for answers.")] = 600.0,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Try a federation on this machine: a SuperLink and SuperNodes as real processes, with TLS and keys.
+
+    Ctrl-C ends all of them; the same command goes on with what was done.
+    """
+    from cwfed.flower.local import LocalFederation, node_name
+
+    federation = LocalFederation.open(folder) if (folder / "app").exists() else None
+    if federation is None:
+        with err.status("dealing out the data, making keys"):
+            federation = LocalFederation.prepare(
+                folder, load_config(config, set_ or []), nodes, data_dir, timeout=timeout
+            )
+    elif config or set_:
+        raise CwfedError(
+            f"{folder} holds a federation with its own settings: leave config and --set out to go on with it"
+        )
+    names = [node_name(number) for number in range(federation.plan.federation.nodes)]
+    status = _run(federation, names)
+    if status != "finished:completed":
+        raise CwfedError(f"the run ended as {status}: see {folder / 'logs' / 'superlink.log'}")
+    from cwfed.folder import RunFolder
+
+    print_summary(RunFolder(folder / "server").read_json("summary.json", "reported"))
+    where = escape(str(folder))
+    out.print(f"\nThe server's run folder is [bold]{where}/server[/bold], the personal models are in {where}/state")
+
+
+def _run(federation: LocalFederation, names: list[str]) -> str:
+    """Everything up, one run, everything down."""
+    folder = federation.folder / "server"
+    with progress(folder, "the same command goes on with it") as watch:
+        try:
+            err.print(f"starting the SuperLink and {len(names)} nodes", style="dim")
+            federation.start_superlink()
+            for name in names:
+                federation.register(name)
+                federation.start_node(name)
+            return federation.follow(federation.submit(), watch("federation"))
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"the federation in {federation.folder} was ended; the same command goes on with it"
+            ) from None
+        finally:
+            federation.close()

@@ -1,0 +1,250 @@
+"""A whole federation on this machine, to try it: a SuperLink and SuperNodes as real processes, TLS, a key a node.
+
+`cwfed flower up` drives it. Everything it makes is in one folder: data/client-000 (what only that node reads),
+state/client-000 (what that client keeps), server (the run folder), keys, app (the Flower project), logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cwfed import data
+from cwfed.config import Config
+from cwfed.errors import RunError
+from cwfed.events import Event, from_json
+from cwfed.experiment import deal
+from cwfed.flower import keys
+from cwfed.flower.plan import FederationSection, Plan
+from cwfed.flower.project import write_project
+from cwfed.folder import flat
+
+STARTS_WITHIN = 60.0
+"""Seconds that Flower's processes may take to come up."""
+ENDS_WITHIN = 10.0
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def node_name(number: int) -> str:
+    """The name of a trial federation's node, and of its folders."""
+    return f"client-{number:03d}"
+
+
+@dataclass
+class LocalFederation:
+    """The processes of a trial federation and their folder."""
+
+    folder: Path
+    plan: Plan
+    port: int = field(default_factory=free_port)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def prepare(
+        cls, folder: Path, config: Config, nodes: int, data_dir: str | None = None, **federation: object
+    ) -> LocalFederation:
+        """Deal the data out to the nodes, make keys, and write the app."""
+        folder = folder.resolve()
+        if (folder / "app").exists():
+            raise RunError(f"{folder} holds a federation already: choose another folder, or remove it")
+        config = config.model_copy(
+            update={
+                "data": config.data.model_copy(update={"clients": nodes}),
+                "run": config.run.model_copy(update={"checkpoint_seconds": 0.0}),
+            }
+        )
+        shares = deal(config, data_dir)
+        shape = shares.shape
+        section = FederationSection.model_validate(
+            {
+                "shape": "x".join(map(str, shape.dims)),
+                "classes": shares.data.classes,
+                "vocabulary": shape.vocabulary,
+                "nodes": nodes,
+                "pin": True,
+                "out": str(folder / "server"),
+                **federation,
+            }
+        )
+        plan = Plan(config, section)
+        plan.blueprint.check(shares)
+        data.export(shares, folder / "data")
+        keys.certificates(folder / "keys")
+        for number in range(nodes):
+            keys.node_key(folder / "keys", node_name(number))
+        write_project(folder / "app", plan, "federation")
+        made = cls(folder, plan)
+        made._configure_flower()
+        return made
+
+    @classmethod
+    def open(cls, folder: Path) -> LocalFederation:
+        """A federation that was prepared before."""
+        folder = folder.resolve()
+        try:
+            table = tomllib.loads((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
+            plan = Plan.of(flat(table["tool"]["flwr"]["app"]["config"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{folder} holds no federation of cwfed, or a damaged one ({error})") from None
+        made = cls(folder, plan)
+        made._configure_flower()
+        return made
+
+    def _configure_flower(self) -> None:
+        home = self.folder / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        (self.folder / "logs").mkdir(exist_ok=True)
+        authority = self.folder / "keys" / "ca.crt"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "trial"\n\n[superlink.trial]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{authority}"\n'
+        )
+
+    # --- processes
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For all of Flower's processes: a home of their own, and nothing sent anywhere."""
+        return {
+            **os.environ,
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        }
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """A process in a group of its own, with a log of its own."""
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def start_superlink(self) -> None:
+        """The server's end of all connections; returns when it answers."""
+        made = self.folder / "keys"
+        self.start(
+            "superlink",
+            "flower-superlink",
+            "--host=127.0.0.1",
+            f"--port={self.port}",
+            f"--ssl-certfile={made / 'server.crt'}",
+            f"--ssl-keyfile={made / 'server.key'}",
+            f"--ssl-ca-certfile={made / 'ca.crt'}",
+            "--enable-supernode-auth",
+            f"--database={self.folder / 'superlink.db'}",
+            "--disable-runtime-dependency-installation",
+        )
+        until = time.monotonic() + STARTS_WITHIN
+        while True:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            if self.processes["superlink"].poll() is not None or time.monotonic() > until:
+                raise RunError(f"the SuperLink did not start: see {self.folder / 'logs' / 'superlink.log'}")
+            time.sleep(0.2)
+
+    def register(self, name: str) -> None:
+        """Let the SuperLink know a node's public key."""
+        self.flwr("supernode", "register", str(self.folder / "keys" / f"{name}.pub"), "trial")
+
+    def start_node(self, name: str, **node: str | int | bool) -> None:
+        """A SuperNode with its own key and its own data."""
+        about: dict[str, str | int | bool] = {
+            "name": name,
+            "path": str(self.folder / "data" / name),
+            "state": str(self.folder / "state" / name),
+            **node,
+        }
+        self.start(
+            name,
+            "flower-supernode",
+            f"--superlink=127.0.0.1:{self.port}",
+            f"--root-certificates={self.folder / 'keys' / 'ca.crt'}",
+            f"--auth-supernode-private-key={self.folder / 'keys' / name}",
+            "--host=127.0.0.1",
+            f"--port={free_port()}",
+            "--node-config=" + " ".join(f"{key}={json.dumps(value)}" for key, value in about.items()),
+        )
+
+    def flwr(self, *command: str) -> str:
+        """One of Flower's own commands; its output."""
+        done = subprocess.run(
+            ["flwr", *command], env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120
+        )
+        if done.returncode:
+            said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            raise RunError(f"flwr {' '.join(command[:2])} failed: {' '.join(said[-3:])}")
+        return done.stdout
+
+    def submit(self) -> int:
+        """Start the app; the run's number."""
+        answer = json.loads(self.flwr("run", str(self.folder / "app"), "trial", "--format=json"))
+        if not answer.get("success"):
+            raise RunError(f"flwr run failed: {answer.get('error-message', answer)}")
+        return int(answer["run-id"])
+
+    def status(self, run: int) -> str:
+        """pending, starting, running, or finished:completed, finished:failed, finished:stopped."""
+        answer = json.loads(self.flwr("ls", f"--run-id={run}", "--format=json", "trial"))
+        return str(answer["runs"][0]["status"])
+
+    def follow(self, run: int, on_event: Callable[[Event], None]) -> str:
+        """Tell what happens in the server's run folder until the run ends; how it ended."""
+        path, done = self.folder / "server" / "events.jsonl", 0
+        looked = time.monotonic()
+        while True:
+            status = ""
+            if time.monotonic() - looked > 2:
+                status, looked = self.status(run), time.monotonic()
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            for line in lines[done:]:
+                if line.endswith("\n"):
+                    on_event(from_json(line))
+                    done += 1
+            if status.startswith("finished"):
+                return status
+            time.sleep(0.3)
+
+    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End a process and what it started."""
+        process = self.processes.pop(name, None)
+        if process is None:
+            return
+        for number in (how, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(ENDS_WITHIN)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        process.wait()
+
+    def close(self) -> None:
+        """End everything, nodes first."""
+        for name in sorted(self.processes, key=lambda name: name == "superlink"):
+            self.end(name)
