@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export CWFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-all lint types check bench install install-dev clean help
+.PHONY: demo test test-all test-federation lint types check bench install install-dev clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,10 +17,13 @@ demo: install    ## FedAvg against cwFedAvg on the embedded digits: a table and 
 	$(BIN)/cwfed demo
 
 test: install-dev    ## the suite, a few minutes
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not federation"
 
 test-all: install-dev ## the suite with the slow checks on real data
 	$(BIN)/python -m pytest -q
+
+test-federation: install-dev ## Flower's real processes: TLS, keys, kills, bad nodes; some minutes
+	$(BIN)/python -m pytest -q -m federation
 
 lint: install-dev    ## style
 	$(BIN)/ruff check .

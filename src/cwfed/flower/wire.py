@@ -48,8 +48,8 @@ def _decode(array: Array, what: str, form: Form | None) -> torch.Tensor:
     try:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
         shape, is_fortran, dtype = read_header(data)
-    except (ValueError, KeyError, EOFError) as error:
-        raise BadMessage(f"{what} is not in numpy's format ({error})") from None
+    except Exception as error:  # numpy reads the header with Python's tokenizer, which has errors of many kinds
+        raise BadMessage(f"{what} is not in numpy's format ({type(error).__name__})") from None
     if dtype.hasobject or dtype.kind not in "fiub" or is_fortran:
         raise BadMessage(f"{what} is an array of {dtype}, which is not sent here")
     if form is not None and (shape != form.shape or dtype != _numpy_type(form.dtype)):

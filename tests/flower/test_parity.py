@@ -1,0 +1,125 @@
+"""The simulator and a federation give the same bits: every algorithm, through the real apps and node folders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from safetensors.torch import load_file
+
+import cwfed
+from cwfed import checkpoint, session
+from cwfed import config as configs
+from cwfed.algorithms import ALGORITHMS
+from cwfed.events import Round
+from cwfed.flower import PersonalisedStrategy
+from cwfed.simulation import Simulation, from_tree, to_tree
+from tests.conftest import finish, leaves, small
+from tests.flower.helpers import Loopback, carry_out, plan_of
+
+SEEN_BY_NO_SERVER = {"correlation": None, "distance": None, "portrait": None, "seconds": {}, "down_to_measure": 0}
+
+
+def as_a_server_sees_it(event: Round) -> Round:
+    plainly = {
+        phase: found and replace(found, clients=None, samples=None)
+        for phase in ("received", "trained")
+        for found in [getattr(event, phase)]
+    }
+    return replace(event, **SEEN_BY_NO_SERVER, **plainly)
+
+
+def settings(name: str, *more: str):
+    return small(f"algorithm.name={name}", "run.engine=loop", "train.rounds=4", *more)
+
+
+def federate(config, folder, **federation):
+    plan = plan_of(config, config.data.clients, clients=config.data.clients, **federation)
+    grid = Loopback(plan, folder)
+    for client in range(config.data.clients):
+        grid.join(client)
+    return plan, grid
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_a_federation_gives_the_simulators_bits(name, tmp_path):
+    config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
+    plan, grid = federate(config, tmp_path)
+    reached, events = carry_out(PersonalisedStrategy(plan), grid)
+    simulated, expected = finish(Simulation(config))
+    assert leaves(reached.server) == leaves(simulated.server)
+    rounds = [as_a_server_sees_it(e) for e in events if isinstance(e, Round)]
+    assert rounds == [as_a_server_sees_it(e) for e in expected]
+
+
+@pytest.mark.parametrize("name", ["cwfedavg", "fedavg-ft", "fedfomo"])
+def test_a_server_that_was_killed_goes_on_with_the_same_bits(name, tmp_path):
+    """What clients keep is on their disks; the server's checkpoint of round 2 is all it has."""
+    config = settings(name)
+    plan, grid = federate(config, tmp_path / "whole")
+    whole, _ = carry_out(PersonalisedStrategy(plan), grid)
+
+    plan, grid = federate(config, tmp_path / "killed")
+    saved = None
+    for progress, event in PersonalisedStrategy(plan).rounds(grid, PersonalisedStrategy(plan).first()):
+        if isinstance(event, Round) and event.round == 2:
+            saved = to_tree(progress)
+        if isinstance(event, Round) and event.round == 3:
+            break  # killed before the checkpoint of round 3: the clients have trained in it already
+    checkpoint.save(tmp_path / "server.safetensors", saved)
+    resumed, _ = carry_out(
+        PersonalisedStrategy(plan), grid, from_tree(checkpoint.load(tmp_path / "server.safetensors"))
+    )
+    assert leaves(resumed.server) == leaves(whole.server)
+
+
+def test_running_statistics_stay_with_the_client(tmp_path):
+    options = ["data.clients=3", "data.samples=200", "train.batch_norm=local", "train.rounds=2", "train.lr=0.05"]
+    config = configs.load(None, ["model.name=resnet18", "model.options.width=4", "run.engine=loop", *options])
+    plan, grid = federate(config, tmp_path)
+    reached, events = carry_out(PersonalisedStrategy(plan), grid)
+    simulated, expected = finish(Simulation(config))
+    assert leaves(reached.server) == leaves(simulated.server)
+    assert events[-1].received.accuracy == expected[-1].received.accuracy
+
+
+def test_the_personal_model_is_on_the_clients_disk_and_loads(tmp_path):
+    config = settings("cwfedavg")
+    plan, grid = federate(config, tmp_path)
+    carry_out(PersonalisedStrategy(plan), grid)
+    summary = session.run(config, tmp_path / "run")
+    assert summary["rounds"] == 4
+    index = json.loads((tmp_path / "run" / "models" / "index.json").read_text())
+    for client in range(config.data.clients):
+        folder = tmp_path / "state" / f"client-{client:03d}" / plan.fingerprint
+        theirs = load_file(folder / "models" / f"client-{client:05d}.safetensors")
+        ours = load_file(tmp_path / "run" / "models" / index[str(client)])
+        assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+        assert cwfed.load_model(folder, client=client).class_names == tuple("0123456789")
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize("name", ["fedavg", "cwfedavg", "fednh", "ifca", "fedfomo"])
+def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
+    """The real thing: Ray's actors, `cwfed run --backend flower`; the folder is the simulator's, but for times."""
+    config = settings(name, "data.clients=4", "train.rounds=2", "data.newcomers=1", "run.evaluate_every=2")
+    session.run(config, tmp_path / "ours")
+    session.run(config, tmp_path / "flower", backend="flower")
+    ours, theirs = (
+        [json.loads(line) for line in (tmp_path / side / "events.jsonl").read_text().splitlines()]
+        for side in ("ours", "flower")
+    )
+    not_uploaded = {"correlation", "distance", "portrait"} if name == "fednh" else set()
+    for mine, its in zip(ours, theirs, strict=True):
+        different = {key for key in mine if mine[key] != its[key]}
+        assert different <= {"seconds", "engine", "down_to_measure"} | not_uploaded
+    index = json.loads((tmp_path / "ours" / "models" / "index.json").read_text())
+    assert index == json.loads((tmp_path / "flower" / "models" / "index.json").read_text())
+    for file in set(index.values()):
+        mine, its = (load_file(tmp_path / side / "models" / file) for side in ("ours", "flower"))
+        assert all(torch.equal(mine[n], its[n]) for n in mine)
