@@ -31,6 +31,8 @@ from cwfed.folder import flat
 STARTS_WITHIN = 60.0
 """Seconds that Flower's processes may take to come up."""
 ENDS_WITHIN = 10.0
+LOOK_EVERY = 4.0
+"""Seconds between two questions how a run is: each starts a process of Flower's."""
 
 
 def free_port() -> int:
@@ -220,9 +222,10 @@ class LocalFederation:
         looked = time.monotonic()
         while True:
             status = ""
-            if time.monotonic() - looked > 2:
+            if time.monotonic() - looked > LOOK_EVERY:
                 status, looked = self.status(run), time.monotonic()
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            done = min(done, len(lines))  # a resumed run cuts off what came after its last checkpoint
             for line in lines[done:]:
                 if line.endswith("\n"):
                     on_event(from_json(line))
@@ -245,6 +248,9 @@ class LocalFederation:
         process.wait()
 
     def close(self) -> None:
-        """End everything, nodes first."""
+        """End everything, nodes first and all at once."""
+        for name, process in self.processes.items():
+            if name != "superlink" and process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
             self.end(name)

@@ -130,6 +130,10 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
             session.record(run, folder, on_event)
         except OSError as error:
             raise RunError(f"the server's run folder {folder.path} cannot be written: {error}") from error
+        except CwfedError as error:
+            if folder.exists:
+                folder.append(Note(f"the run was broken off: {error}"))
+            raise
     return result
 
 

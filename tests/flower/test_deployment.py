@@ -1,0 +1,272 @@
+"""Real processes over the loopback: a SuperLink with TLS and keys, SuperNodes, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from safetensors.torch import load_file
+
+from cwfed import config as configs
+from cwfed import session
+from cwfed.errors import RunError
+from cwfed.events import Note, Round, from_json
+from cwfed.flower import keys
+from cwfed.flower.local import LocalFederation, node_name
+from cwfed.folder import RunFolder
+
+pytestmark = pytest.mark.federation
+
+CLIENT = '''
+"""A client app that misbehaves as its node config says: deeds="1:nan,2:shape"."""
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from cwfed.flower import client_app
+
+
+def misbehave(message, context, call_next):
+    deeds = dict(d.split(":") for d in str(context.node_config.get("deeds", "")).split(",") if d)
+    deed = deeds.get(str(message.content["told"]["round"]), "")
+    if deed == "hang":
+        Path(context.node_config["state"]).mkdir(parents=True, exist_ok=True)
+        (Path(context.node_config["state"]) / "is-training").touch()
+        time.sleep(300)
+    if deed == "slow":
+        time.sleep(60)
+    reply = call_next(message, context)
+    if deed in CHANGES:
+        model = dict(reply.content["model"])
+        CHANGES[deed](model)
+        reply.content["model"] = ArrayRecord(model)
+    return reply
+
+
+def put(model, values):
+    model["output.weight"] = Array(values)
+
+
+CHANGES = {
+    "nan": lambda model: put(model, model["output.weight"].numpy() * np.float32("nan")),
+    "shape": lambda model: put(model, model["output.weight"].numpy()[:, :-1].copy()),
+    "dtype": lambda model: put(model, model["output.weight"].numpy().astype(np.float16)),
+    "huge": lambda model: model.update(more=Array(np.zeros(5_000_000))),
+}
+
+app = client_app(mods=[misbehave])
+'''
+
+SETTINGS = ["model.name=mlp", "model.options.hidden=16", "train.lr=0.05", "run.engine=loop"]
+
+
+def prepare(folder: Path, nodes: int, *more: str, client: str = "", **federation) -> LocalFederation:
+    config = configs.load(None, [*SETTINGS, *more])
+    made = LocalFederation.prepare(folder, config, nodes, **federation)
+    if client:
+        (folder / "app" / "federation" / "client_app.py").write_text(client)
+    return made
+
+
+def events(federation: LocalFederation) -> list:
+    path = federation.folder / "server" / "events.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [from_json(line) for line in lines if line.endswith("\n")]
+
+
+def rounds(federation: LocalFederation) -> dict[int, Round]:
+    return {event.round: event for event in events(federation) if isinstance(event, Round)}
+
+
+def notes(federation: LocalFederation) -> list[str]:
+    return [event.message for event in events(federation) if isinstance(event, Note)]
+
+
+def until(what, seconds: float = 240.0, federation: LocalFederation | None = None):
+    """Wait for something to be true."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        if time.monotonic() > end:
+            log = (federation.folder / "logs" / "superlink.log").read_text()[-3000:] if federation else ""
+            raise AssertionError(f"waited {seconds} seconds in vain\n{log}")
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture
+def closing():
+    """Ends federations, however the test ends."""
+    open_ones: list[LocalFederation] = []
+    yield lambda federation: open_ones.append(federation) or federation
+    for federation in open_ones:
+        federation.close()
+
+
+def test_nodes_that_die_lie_are_slow_or_come_late_do_not_stop_a_federation(tmp_path, closing):
+    """Six rounds. 0, 1, 2 are honest (1 is slow in round 4); 3 is killed while it trains in round 2 and comes back;
+    4 sends NaN, a wrong shape, a wrong type, too much; 5 joins late with its label histogram.
+    """
+    federation = closing(
+        prepare(
+            tmp_path / "federation",
+            6,
+            "train.rounds=6",
+            "run.evaluate_every=3",
+            client=CLIENT,
+            timeout=25.0,
+        )
+    )
+    # the data are dealt out to six, the rounds begin with five
+    pyproject = tmp_path / "federation" / "app" / "pyproject.toml"
+    pyproject.write_text(
+        pyproject.read_text().replace("nodes = 6", "nodes = 5").replace("clients = 0", "clients = 6")
+    )
+    deeds = {1: "4:slow", 3: "2:hang", 4: "1:nan,2:shape,3:dtype,4:huge"}
+    federation.start_superlink()
+    for number in range(6):
+        federation.register(node_name(number))
+    for number in range(5):
+        federation.start_node(node_name(number), deeds=deeds.get(number, ""))
+    run = federation.submit()
+
+    until(lambda: (tmp_path / "federation" / "state" / "client-003" / "is-training").exists(), federation=federation)
+    federation.end("client-003", signal.SIGKILL)
+    until(lambda: 2 in rounds(federation), federation=federation)
+    federation.start_node("client-003")
+    federation.start_node("client-005", histogram=True)
+    until(lambda: federation.status(run).startswith("finished"), federation=federation)
+    assert federation.status(run) == "finished:completed"
+
+    found = rounds(federation)
+    assert found[1].participants == [0, 1, 2, 3]
+    assert "not finite" in found[1].refused["4"]
+    assert found[2].participants == [0, 1, 2]
+    assert 3 in found[2].dropped, "the round closed without the killed node"
+    assert "shape (10, 15)" in found[2].refused["4"]
+    assert "float16" in found[3].refused["4"]
+    assert "more than" in found[4].refused["4"]
+    assert 1 in found[4].dropped, "who is slower than the timeout is left out"
+    assert {3, 5} <= set(found[6].participants), "the killed one is back, the late one is in"
+    assert found[6].received.clients == [0, 1, 2, 3, 4, 5]
+    assert any("client-005 joined as client 5" in note for note in notes(federation))
+
+    # its class distribution was kept while it was away, and it has its personal model on its disk
+    tree, _ = RunFolder(tmp_path / "federation" / "server").checkpoints.newest()
+    assert tree["server"]["prior"].sum(1).allclose(torch.ones(6, dtype=torch.float64))
+    models = list((tmp_path / "federation" / "state" / "client-003").glob("*/models/client-00003.safetensors"))
+    assert len(models) == 1
+    assert not list((tmp_path / "federation" / "server").rglob("*.npy")), "the server has no data"
+    assert not (tmp_path / "federation" / "server" / "models").exists()
+
+
+def test_a_killed_server_and_a_killed_superlink_go_on_to_the_simulators_bits(tmp_path, closing):
+    federation = closing(prepare(tmp_path / "federation", 2, "train.rounds=4", "run.evaluate_every=2", timeout=90.0))
+    federation.start_superlink()
+    for number in range(2):
+        federation.register(node_name(number))
+        federation.start_node(node_name(number))
+    run = federation.submit()
+
+    until(lambda: 1 in rounds(federation), federation=federation)
+    kill_server_app(federation)
+    until(lambda: federation.status(run).startswith("finished"), federation=federation)
+    assert federation.status(run) == "finished:failed"
+
+    federation.submit()
+    until(lambda: 2 in rounds(federation), federation=federation)
+    federation.end("superlink", signal.SIGKILL)
+    federation.start_superlink()
+    until(lambda: submitted(federation), federation=federation)
+    until(lambda: (tmp_path / "federation" / "server" / "summary.json").exists(), federation=federation)
+
+    simulated = tmp_path / "simulated"
+    session.run(federation.plan.config, simulated)
+    ours = {e.round: e for e in RunFolder(simulated).events() if isinstance(e, Round)}
+    theirs = rounds(federation)
+    assert theirs.keys() == {1, 2, 3, 4}
+    for number in ours:
+        assert theirs[number].client_loss == ours[number].client_loss
+    assert theirs[4].received.right == ours[4].received.right
+    index = json.loads((simulated / "models" / "index.json").read_text())
+    for number in range(2):
+        (model,) = (tmp_path / "federation" / "state" / node_name(number)).glob("*/models/*.safetensors")
+        mine, its = load_file(simulated / "models" / index[str(number)]), load_file(model)
+        assert all(torch.equal(mine[name], its[name]) for name in mine)
+
+
+def kill_server_app(federation: LocalFederation) -> None:
+    group = os.getpgid(federation.processes["superlink"].pid)
+    found = subprocess.run(["pgrep", "-g", str(group), "-f", "flwr-serverapp"], capture_output=True, text=True)
+    assert found.stdout.split(), "the server app runs in a process of its own"
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def submitted(federation: LocalFederation) -> bool:
+    """After its restart the SuperLink may need a moment."""
+    try:
+        federation.submit()
+    except RunError:
+        return False
+    return True
+
+
+def test_strangers_are_refused_and_too_few_nodes_are_an_error(tmp_path, closing):
+    """A node with a key that nobody registered, and one that does not trust the server's certificate, never join."""
+    federation = closing(prepare(tmp_path / "federation", 3, "train.rounds=1", wait=25.0, timeout=60.0))
+    federation.start_superlink()
+    for number in range(2):
+        federation.register(node_name(number))
+        federation.start_node(node_name(number))
+    federation.start_node("client-002")  # has a key, but it is not registered
+    keys.certificates(tmp_path / "others")
+    federation.start(
+        "foreign",
+        "flower-supernode",
+        f"--superlink=127.0.0.1:{federation.port}",
+        f"--root-certificates={tmp_path / 'others' / 'ca.crt'}",
+        f"--auth-supernode-private-key={federation.folder / 'keys' / 'client-000'}",
+        "--max-retries=2",
+        '--node-config=name="foreign"',
+    )
+    run = federation.submit()
+    until(lambda: federation.status(run).startswith("finished"), federation=federation)
+    assert federation.status(run) == "finished:failed"
+    assert any("only 2 of the 3 nodes" in note for note in notes(federation))
+    assert not any("client-002" in note or "foreign" in note for note in notes(federation))
+    log = (federation.folder / "logs" / "client-002.log").read_text().lower()
+    assert "authent" in log or "not registered" in log or "permission" in log or "401" in log or "403" in log
+    assert "certificate" in (federation.folder / "logs" / "foreign.log").read_text().lower()
+
+
+def test_the_command_tells_how_it_ended_and_goes_on_after_ctrl_c(tmp_path):
+    command = [str(Path(sys.executable).parent / "cwfed"), "flower", "up", "--out", "trial"]
+    settings = [f"--set={setting}" for setting in [*SETTINGS, "train.rounds=2", "run.evaluate_every=2"]]
+    process = subprocess.Popen(
+        [*command, "--nodes=2", *settings], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    log = tmp_path / "trial" / "server" / "events.jsonl"
+    until(lambda: log.exists() and '"event": "round"' in log.read_text())
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command goes on with it" in said
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
+    assert not left.split(), "no process is left"
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert "2 rounds" in done.stdout
+    assert "Traceback" not in done.stderr
