@@ -67,7 +67,10 @@ def test_exact_tables_are_judged_at_every_scale(everything):
     assert all(cell["verdict"] == "same" for row in memory["rows"][:3] for cell in row["cells"])
     assert numbers["cwfedavg (all), lean"][2] < numbers["cwfedavg (all), as published"][2] / 40
     assert by_name["hyperparameters"]["claims"][0]["holds"] is True
-    assert all(cell["verdict"] == "same" for row in by_name["hyperparameters"]["rows"] for cell in row["cells"])
+    settings = [cell for row in by_name["hyperparameters"]["rows"] for cell in row["cells"]]
+    assert [cell["verdict"] for cell in settings if cell["published"]] == ["same"] * (
+        len(settings) - 1
+    )  # not IFCA on MNIST
 
 
 def test_communication_is_counted_from_the_bytes(everything):
