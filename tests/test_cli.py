@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,10 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
+
+from cwfed import console
+from cwfed.events import PhaseResult, Round, Started
 
 SMALL = ["--set=model.name=mlp", "--set=data.clients=4", "--set=train.rounds=2", "--set=train.lr=0.05"]
 
@@ -164,6 +169,29 @@ def test_help_does_not_wait_for_torch(tmp_path):
     code = "import sys, cwfed.cli; assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     assert "compare" in cwfed("--help", cwd=tmp_path).stdout
+
+
+def test_help_explains_arguments_too(tmp_path):
+    assert "`list` shows them" in cwfed("reproduce", "--help", cwd=tmp_path, env={"COLUMNS": "200"}).stdout
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_progress_keeps_its_numbers_on_a_narrow_terminal(tmp_path, monkeypatch, width):
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(console, "err", terminal)
+    name = "cwFedAvg (Output), seed 2 on Tiny ImageNet, Dirichlet 0.1"
+    measured = PhaseResult(0.123, None, None, [])
+    started = Started("cwfedavg", "tiny_imagenet", 2, 1000, 20, 200, 1, "received", [], [])
+    last_round = Round(1000, [], [], None, None, [], None, None, measured, measured, 0, 0)
+    with console.progress(tmp_path, "go on", whole=("main-comparison", 63)) as watch:
+        on_event = watch(name)
+        on_event(started)
+        on_event(last_round)
+    last = terminal.file.getvalue()
+    assert "1/63" in last
+    assert "1000/1000" in last
+    assert "12.3%" in last
+    assert name[:20] in last
 
 
 def test_own_algorithm_model_and_data_from_the_working_directory(tmp_path):

@@ -23,7 +23,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from cwfed.errors import Interrupted
 
@@ -45,9 +45,11 @@ def progress(
     """
     from cwfed.events import Note, Round, Started
 
+    is_wide = err.width >= 120  # elsewhere names are cut and words are left out, so that bars and numbers stay
+    names = Column(max_width=max(12, err.width - (88 if is_wide else 56)), no_wrap=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", table_column=names),
+        BarColumn(bar_width=20 if is_wide else 8),
         MofNCompleteColumn(),
         TextColumn("{task.fields[accuracy]}"),
         TimeElapsedColumn(),
@@ -76,8 +78,9 @@ def progress(
                 elif isinstance(event, Round):
                     bars.update(task, completed=event.round)
                     if event.received and event.trained:
-                        text = f"received {event.received.accuracy:.1%}, trained {event.trained.accuracy:.1%}"
-                        bars.update(task, accuracy=text)
+                        received, trained = f"{event.received.accuracy:.1%}", f"{event.trained.accuracy:.1%}"
+                        words = f"received {received}, trained {trained}" if is_wide else f"{received} {trained}"
+                        bars.update(task, accuracy=words)
                 elif isinstance(event, Note):
                     err.print(f"note: {escape(event.message)}", highlight=False, soft_wrap=True)
 

@@ -31,7 +31,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     >>> did_you_mean("fedvag", ["fedavg", "local"])
     'did you mean fedavg?'
+    >>> did_you_mean("heat", ["heatmaps-a", "heatmaps-b", "memory"])
+    'did you mean heatmaps-a or heatmaps-b?'
     """
     names = sorted(known)
-    near = get_close_matches(word, names, n=3, cutoff=0.5)
+    near = [name for name in names if word and word in name][:3] or get_close_matches(word, names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"

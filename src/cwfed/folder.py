@@ -99,7 +99,7 @@ class RunFolder:
     def config(self) -> Config:
         """The config of the run here."""
         if not self.exists:
-            raise RunError(f"{self.path} holds no run of cwfed")
+            raise RunError(f"{self.path} holds no run of cwfed: it has no config.toml")
         return configs.load(self.path / "config.toml")
 
     def check_same(self, config: Config) -> None:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import io
 import json
 
+import matplotlib
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from rich.console import Console
 
 from cwfed import compare, session, summary
 from cwfed.errors import ConfigError, RunError
@@ -60,6 +66,43 @@ def test_table_by_hand():
     )
     assert tables.cells(row) == expected
     assert tables.markdown([row]).splitlines()[2] == "| " + " | ".join(expected) + " |"
+
+
+def test_times_are_rounded_before_they_are_split():
+    assert [tables.duration(s) for s in (59.94, 59.96, 119.7, 3599.6)] == [
+        "59.9 s",
+        "1 min 0 s",
+        "2 min 0 s",
+        "1 h 0 min",
+    ]
+
+
+def test_a_comparison_of_several_seeds_has_one_line_a_method_in_a_terminal():
+    spread = {"mean": 0.9755, "std": 0.1267}
+    row = {
+        "label": "cwfedavg", "accuracy": {p: dict.fromkeys(summary.PICKINGS, spread) for p in ("received", "trained")},
+        "reported": {"phase": "trained"}, "worst_decile": spread, "correlation": {"mean": 0.98},
+        "traffic": {"mean": 4.53e8}, "seconds": {"mean": 3.9}, "memory": {"mean": 5.08e8},
+    }  # fmt: skip
+    console = Console(width=120, file=io.StringIO())
+    console.print(tables.terminal([row], "digits"))
+    assert "97.55±12.67*" in console.file.getvalue()
+    assert sum(line.startswith("│") for line in console.file.getvalue().splitlines()) == 1
+
+
+def test_shades_of_large_heat_maps_are_those_of_the_scale(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "LARGE_PNG", 0)
+    panel = figures.Panel("x", np.array([[-1.0, 0.0, 1.0]]), diverging=True)
+    figures.save(figures.heat_maps([panel]), tmp_path / "h", ["png"])
+    with Image.open(tmp_path / "h.png") as image:
+        colours = {colour[:3] for _, colour in image.convert("RGB").getcolors(maxcolors=10**6)}
+    ends = matplotlib.colormaps["BrBG"]([0.0, 1.0])[:, :3]
+    assert {tuple(int(v) for v in np.round(255 * end)) for end in ends} <= colours
+
+
+def test_no_difference_at_all_is_drawn_on_a_plain_scale():
+    image = figures.draw_heat_map(Figure().subplots(), figures.Panel("x", np.zeros((2, 2)), diverging=True))
+    assert image.get_clim() == (-1.0, 1.0)
 
 
 def test_bars_in_a_name_do_not_end_a_cell():

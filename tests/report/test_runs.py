@@ -87,6 +87,28 @@ def test_a_run_given_twice_counts_once(whole, tmp_path):
     assert "the same experiment and seed as" in why
 
 
+def test_a_run_without_its_config_is_left_out_by_name(whole, tmp_path):
+    folder = copied(whole, tmp_path)
+    (folder / "config.toml").unlink()
+    for paths in ([tmp_path], [folder]):
+        records, (gone,) = runs.collect(paths)
+        assert (records, gone.path) == ([], folder)
+        assert "has no config.toml" in gone.why
+    (listed,) = listing.look([tmp_path])
+    assert (listed.state, listed.cells()[4]) == ("damaged", "–")  # not "0 rounds": nobody knows
+
+
+def test_a_later_version_is_named_before_its_settings(whole, tmp_path):
+    folder = copied(whole, tmp_path)
+    with (folder / "config.toml").open("a") as file:
+        file.write("\nof_the_future = 1\n")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["versions"]["cwfed"] = "9.0.0"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    _, (gone,) = runs.collect([folder])
+    assert "was made by cwfed 9.0.0" in gone.why
+
+
 def test_unfinished_runs_are_left_out_with_the_command_that_goes_on(whole, tmp_path):
     folder = copied(whole, tmp_path)
     (folder / "summary.json").unlink()

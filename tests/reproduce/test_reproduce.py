@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def test_every_table_and_figure_is_made(everything):
             assert len(lines) == sum(len(row["cells"]) for row in outcome["rows"])
             assert r"\toprule" in (results / f"{name}.tex").read_text()
     origins = json.loads((results / "runs.json").read_text())
-    assert {folder / "r" / "smoke" / run for run in origins} == {folder / run for o in outcomes for run in o["runs"]}
+    assert set(origins) == {run for outcome in outcomes for run in outcome["runs"]}
+    assert all((folder / "r" / "smoke" / run / "summary.json").exists() for run in origins)
     assert all(set(origin["digests"]) == {"data", "split"} for origin in origins.values())
     overview = (results / "README.md").read_text()
     assert all(item.title in overview for item in items().values())
@@ -65,7 +67,10 @@ def test_exact_tables_are_judged_at_every_scale(everything):
     assert all(cell["verdict"] == "same" for row in memory["rows"][:3] for cell in row["cells"])
     assert numbers["cwfedavg (all), lean"][2] < numbers["cwfedavg (all), as published"][2] / 40
     assert by_name["hyperparameters"]["claims"][0]["holds"] is True
-    assert all(cell["verdict"] == "same" for row in by_name["hyperparameters"]["rows"] for cell in row["cells"])
+    settings = [cell for row in by_name["hyperparameters"]["rows"] for cell in row["cells"]]
+    assert [cell["verdict"] for cell in settings if cell["published"]] == ["same"] * (
+        len(settings) - 1
+    )  # not IFCA on MNIST
 
 
 def test_communication_is_counted_from_the_bytes(everything):
@@ -99,6 +104,38 @@ def test_same_runs_give_the_same_bytes(everything):
         assert path.read_bytes() == (folder / "two" / path.name).read_bytes()
 
 
+def test_results_can_be_moved(everything):
+    folder, outcomes = everything
+    shutil.copytree(folder / "r", folder / "moved")
+    args = ("reproduce", "ablation", "--scale", "smoke", "--no-run", "--json", "--out", str(folder / "moved"))
+    (again,) = json.loads(cwfed(*args, cwd=folder).stdout)
+    assert again == next(outcome for outcome in outcomes if outcome["name"] == "ablation")
+    origins = json.loads((folder / "moved" / "smoke" / "results" / "runs.json").read_text())
+    assert not any("unreadable" in origin for origin in origins.values())
+
+
+def test_a_damaged_run_is_named_with_what_to_do(everything, tmp_path):
+    folder, _ = everything
+    shutil.copytree(folder / "r" / "smoke" / "ag-news", tmp_path / "smoke" / "ag-news")
+    events = tmp_path / "smoke" / "ag-news" / "fedavg" / "seed-0" / "events.jsonl"
+    events.write_text("".join(events.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(
+        RunError, match=r"fedavg/seed-0 is damaged.*; remove that folder, the same command runs it again"
+    ):
+        judge(find("ag-news"), Workshop("smoke", tmp_path))
+
+
+def test_a_terminal_says_which_number_is_whose(everything):
+    folder, _ = everything
+    args = ("reproduce", "selective-layers", "hyperparameters", "--scale", "smoke", "--no-run", "--out", "r")
+    shown = cwfed(*args, cwd=folder, env={"COLUMNS": "100"}).stdout
+    assert "Ours above, the paper's below." in shown
+    assert "90.98 ± 0.15" in shown  # the paper's, with its spread
+    assert "…" not in shown  # names are folded, not cut
+    k = next(line for line in shown.splitlines() if "ifca: k" in line)
+    assert k.count("=") == 3  # the paper names none for MNIST
+
+
 def test_seeds_give_a_spread(everything):
     folder, _ = everything
     args = ("reproduce", "ag-news", "--scale", "smoke", "--out", "r", "--seeds", "0,1", "--json")
@@ -127,6 +164,7 @@ def test_a_figure_without_its_runs_says_the_command(tmp_path):
     ("args", "message"),
     [
         ({"names": ["ablatoin"]}, "unknown table or figure 'ablatoin': did you mean ablation"),
+        ({"names": ["heatmap"]}, "did you mean heatmaps-cifar10-pathological or heatmaps-cifar10-practical or heat"),
         ({"scale": "tiny"}, "--scale 'tiny' is none of smoke, small, paper"),
         ({"formats": "png,gif"}, "unknown picture format 'gif'"),
         ({"seeds": "x"}, "must be whole numbers"),

@@ -140,7 +140,7 @@ def _print_estimates(chosen: list[Item], workshop: Workshop, as_json: bool) -> N
     out.print(table)
     seconds, traffic = sum(e.seconds for e in left), sum(e.traffic for e in left)
     out.print(
-        f"{len(left)} runs; about {duration(seconds)} on this machine, {size(traffic)} of simulated traffic, "
+        f"{len(left)} {'run' if len(left) == 1 else 'runs'}; about {duration(seconds)} on this machine, {size(traffic)} of simulated traffic, "
         f"{size(max(e.memory for e in left))} of memory at the peak",
         highlight=False,
     )

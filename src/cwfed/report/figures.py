@@ -14,7 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -52,7 +52,7 @@ def _save_small_png(figure: Figure, path: Path) -> None:
     """Large drawings of lines and letters with 256 colours, which nobody sees; shades of heat maps stay as they are."""
     whole = io.BytesIO()
     figure.savefig(whole, format="png", dpi=130)
-    if whole.tell() < LARGE_PNG:
+    if whole.tell() < LARGE_PNG or any(axes.images for axes in figure.axes):
         path.write_bytes(whole.getvalue())
         return
     with Image.open(whole) as image:
@@ -80,7 +80,7 @@ def draw_heat_map(axes: Axes, panel: Panel) -> Any:
     """Darker is more; differences are brown below zero and blue-green above, and both darken."""
     values = np.asarray(panel.values, dtype=float)
     if panel.diverging:
-        top = max(float(np.nanmax(np.abs(values))), 1e-12)
+        top = float(np.nanmax(np.abs(values))) or 1.0
         scale: dict[str, Any] = {"cmap": "BrBG", "vmin": -top, "vmax": top}
     else:
         scale = {"cmap": "Blues"}
@@ -184,6 +184,8 @@ def draw_curves(axes: Axes, methods: Sequence[Method], y: Vertical, x: Horizonta
     axes.grid(alpha=0.3)
     if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no round 2.5
+    if x == "bytes":
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
 
 
 def curves(group: Group, y: Vertical = "accuracy", x: Horizontal = "round") -> Figure:
@@ -308,6 +310,8 @@ def cost(group: Group) -> Figure:
             )
             ends += values
         axes.set_xlabel(unit)
+        if key == "traffic":
+            axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.legend(frameon=False, fontsize=7)
     figure.axes[0].invert_yaxis()
     return figure

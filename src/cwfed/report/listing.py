@@ -39,7 +39,7 @@ class Listed:
             str(self.settings.get("data.name", "–")),
             str(self.settings.get("algorithm.name", "–")),
             str(self.settings.get("run.seed", "–")),
-            f"{self.rounds} of {self.settings.get('train.rounds', '?')}",
+            "–" if self.state == "damaged" else f"{self.rounds} of {self.settings['train.rounds']}",
             self.state,
             "–" if self.accuracy is None else f"{self.accuracy:.2%}",
             "–" if self.seconds is None else duration(self.seconds),

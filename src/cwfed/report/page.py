@@ -135,6 +135,7 @@ def _section(number: int, group: Group, heading: str) -> str:
     seeds = max(len(method.records) for method in group.methods)
     averaged = f" Mean ± standard deviation over up to {seeds} seeds." if seeds > 1 else ""
     one_seed = f" Seed {group.records[0].started.seed}: other seeds deal the data out otherwise." if seeds > 1 else ""
+    one_run = f"Of the run with seed {group.records[0].started.seed}; the table has the mean." if seeds > 1 else ""
     apart = [label for i, label in enumerate(labels) if i not in group.aligned()]
     if apart:
         one_seed += f" Not compared client by client, for want of a run on the same split: {', '.join(apart)}."
@@ -169,7 +170,7 @@ def _section(number: int, group: Group, heading: str) -> str:
                 ("mixture", "What each personal model was mixed from"),
             )
         ),
-        "</div><h3>What it cost</h3><div class=plots>",
+        f"</div><h3>What it cost</h3><p class=quiet>{one_run}</p><div class=plots>",
         "<div><p class=caption>Traffic</p><div class=plot data-plot=traffic></div></div>",
         "<div><p class=caption>Time by step</p><div class=plot data-plot=seconds></div></div></div>",
         f"<h3>Settings that differ</h3>{_differing(group)}",

@@ -39,6 +39,8 @@ MEANINGS: dict[Vertical, str] = {
     "distance": "||p - p~||",
 }
 UNITS: dict[Horizontal, str] = {"round": "round", "bytes": "bytes sent", "seconds": "seconds"}
+RUN_FILES = ("config.toml", "events.jsonl")
+"""Either makes a folder a run's."""
 
 
 class Series(NamedTuple):
@@ -187,12 +189,13 @@ class LeftOut:
 
 
 def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Run folders among and below the given folders, each once."""
+    """Run folders among and below the given folders, each once; one that lost a file is still one."""
     seen = set()
     for path in map(Path, paths):
         if not path.is_dir():
-            raise RunError(f"{path} is not a folder")
-        found = [path] if (path / "config.toml").exists() else sorted(p.parent for p in path.rglob("config.toml"))
+            raise RunError(f"{path} is not a folder: give a run's folder, or one with run folders below it")
+        below = (file.parent for name in RUN_FILES for file in path.rglob(name))
+        found = [path] if any((path / name).exists() for name in RUN_FILES) else sorted(set(below))
         if not found:
             raise RunError(f"{path} holds no run of cwfed, nor does a folder below it: cwfed run makes one")
         for folder in found:
@@ -223,11 +226,13 @@ def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]
 
 def _why(path: Path, error: CwfedError) -> str:
     folder = RunFolder(path)
+    if folder.finished:
+        return str(error)
     try:
         folder.config()
     except CwfedError as damage:
         return str(damage)
-    return str(error) if folder.finished else f"not finished; {go_on(path)} goes on with it"
+    return f"not finished; {go_on(path)} goes on with it"
 
 
 def go_on(path: Path) -> str:

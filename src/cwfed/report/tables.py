@@ -45,11 +45,13 @@ def duration(seconds: float) -> str:
     """
     >>> duration(3750)
     '1 h 2 min'
+    >>> duration(119.7)
+    '2 min 0 s'
     """
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min {seconds % 60:.0f} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -83,7 +85,7 @@ def terminal(rows: Sequence[dict[str, Any]], title: str) -> Table:
     for name in HEADER:
         table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=name == "algorithm")
     for row in rows:
-        table.add_row(*cells(row))
+        table.add_row(*(text.replace(" ± ", "±") for text in cells(row)))  # narrow enough for one line a method
     return table
 
 

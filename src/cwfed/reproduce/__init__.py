@@ -38,7 +38,7 @@ def judge(item: Item, workshop: Workshop) -> Outcome:
     outcome = (tables.KINDS | pictures.KINDS)[item.kind](item, workshop)
     if workshop.scale == "smoke" and item.kind not in EXACT:
         _say_nothing(outcome)
-    outcome.runs = [job.folder for job in workshop.jobs(item)]
+    outcome.runs = [job.folder.relative_to(workshop.folder) for job in workshop.jobs(item)]
     outcome.command = workshop.command(item)
     return outcome
 
@@ -62,7 +62,7 @@ def write_overview(workshop: Workshop) -> None:
     used = {
         run for name in names for run in json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["runs"]
     }
-    origins = {str(Path(run).relative_to(workshop.folder)): _origin(Path(run)) for run in sorted(used)}
+    origins = {run: _origin(workshop.folder / run) for run in sorted(used)}
     (folder / "runs.json").write_text(json.dumps(origins, indent=1) + "\n", encoding="utf-8")
 
 

@@ -32,8 +32,9 @@ class Outcome:
     claims: list[Claim] = field(default_factory=list)
     pictures: dict[str, Figure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    digits: int = 2
+    digits: int | None = 2
     runs: list[Path] = field(default_factory=list)
+    """Where they lie, as seen from the folder of the scale: that one may be moved."""
     command: str = ""
 
     @property
@@ -44,11 +45,13 @@ class Outcome:
     def terminal(self) -> Table:
         """For people at a terminal."""
         title = f"{self.item.where}: {self.item.title} ({self.scale})"
-        table = Table(title=escape(title), caption=LEGEND if self.judged else None, caption_justify="left")
-        table.add_column("")
+        beside = any(cell.published for _, cells in self.rows for cell in cells)
+        caption = [*(["Ours above, the paper's below."] if beside else []), *([LEGEND] if self.judged else [])]
+        table = Table(title=escape(title), caption=" ".join(caption) or None, caption_justify="left")
+        table.add_column("", overflow="fold")
         for name in self.columns:
             table.add_column(escape(name), justify="right")
-        digits = min(self.digits, 1) if len(self.columns) > 5 else self.digits  # a terminal is only so wide
+        digits = 1 if self.digits and len(self.columns) > 5 else self.digits  # a terminal is only so wide
         for label, cells in self.rows:
             table.add_row(escape(label), *(_stacked(cell, digits) for cell in cells))
         return table
@@ -77,8 +80,8 @@ class Outcome:
         for label, cells in self.rows:
             texts = []
             for cell in cells:
-                ours = "--" if cell.ours is None else "$" + cell.ours.text(self.digits).replace(" ± ", r" \pm ") + "$"
-                there = "" if cell.published is None else f" ({cell.published.mean:.{self.digits}f})"
+                ours = "--" if cell.ours is None else latex_escape(cell.ours.text(self.digits))
+                there = "" if cell.published is None else f" ({latex_escape(cell.published.text(self.digits))})"
                 texts.append(ours + there)
             body.append(" & ".join([latex_escape(label), *texts]) + r" \\")
         columns = "l" + "r" * len(self.columns)
@@ -109,7 +112,7 @@ class Outcome:
             "claims": [dataclasses.asdict(claim) | {"verdict": claim.verdict} for claim in self.claims],
             "notes": self.notes,
             "pictures": list(self.pictures),
-            "runs": [str(path) for path in self.runs],
+            "runs": list(map(str, self.runs)),
         }
 
     def write(self, folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -127,7 +130,7 @@ class Outcome:
         return written
 
 
-def _in_line(cell: Cell, digits: int) -> str:
+def _in_line(cell: Cell, digits: int | None) -> str:
     if cell.ours is None and cell.published is None:
         return ""
     ours = "–" if cell.ours is None else cell.ours.text(digits)
@@ -135,11 +138,11 @@ def _in_line(cell: Cell, digits: int) -> str:
     return f"{ours}{there} {MARKS[cell.verdict]}".rstrip()
 
 
-def _stacked(cell: Cell, digits: int) -> str:
+def _stacked(cell: Cell, digits: int | None) -> str:
     """Ours above the paper's, to keep a wide table narrow."""
     ours = "–" if cell.ours is None else cell.ours.text(digits)
     mark = f" {MARKS[cell.verdict]}" if cell.verdict else ""
-    return f"{ours}{mark}" + ("" if cell.published is None else f"\n[dim]{cell.published.mean:.{digits}f}[/dim]")
+    return f"{ours}{mark}" + ("" if cell.published is None else f"\n[dim]{cell.published.text(digits)}[/dim]")
 
 
 def _cell_dict(cell: Cell) -> dict[str, Any]:

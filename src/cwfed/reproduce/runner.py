@@ -28,9 +28,14 @@ class Job:
     """One run: a setting, a method, a seed."""
 
     setup: Setup
-    entry: Entry
+    row: Row
     seed: int
     folder: Path
+
+    @property
+    def entry(self) -> Entry:
+        """The algorithm with all its settings."""
+        return self.setup.entry(self.row)
 
     @property
     def config(self) -> Config:
@@ -39,8 +44,8 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For progress bars."""
-        return f"{self.setup.title}: {self.entry.label}" + (f", seed {self.seed}" if self.seed else "")
+        """For progress bars; what tells runs apart comes first, a narrow terminal cuts off the end."""
+        return self.row.label + (f", seed {self.seed}" if self.seed else "") + f" on {self.setup.title}"
 
     @property
     def state(self) -> str:
@@ -70,13 +75,16 @@ class Workshop:
         """The runs of one method in one setting, a seed each."""
         entry = setup.entry(row)
         return [
-            Job(setup, entry, seed, self.folder / setup.name / entry.folder / f"seed-{seed}")
+            Job(setup, row, seed, self.folder / setup.name / entry.folder / f"seed-{seed}")
             for seed in self.seeds or setup.seeds
         ]
 
     def records(self, setup: Setup, row: Row) -> list[RunRecord]:
         """The finished runs of one method in one setting."""
-        return [read_run(job.folder, row.label) for job in self.jobs_of(setup, row)]
+        try:
+            return [read_run(job.folder, row.label) for job in self.jobs_of(setup, row)]
+        except RunError as error:
+            raise RunError(f"{error}; remove that folder, the same command runs it again") from None
 
     def carry_out(self, item: Item, on_run: Callable[[Job], Callable[[Event], None]]) -> None:
         """Run what is not finished yet; what was broken off goes on."""

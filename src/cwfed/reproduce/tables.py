@@ -105,7 +105,7 @@ def memory(item: Item, workshop: Workshop) -> Outcome:
 def hyperparameters(item: Item, workshop: Workshop) -> Outcome:
     """The settings of the scale `paper`, beside the published ones."""
     setups = [Setup(name, "paper") for name in item.settings]
-    result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups], digits=3)
+    result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups], digits=None)
     wrong = []
     for name, values in item.options["values"].items():
         used = [
@@ -114,10 +114,7 @@ def hyperparameters(item: Item, workshop: Workshop) -> Outcome:
         ]
         for key, published in values.items():
             there = published if isinstance(published, list) else [published] * len(setups)
-            cells = [
-                Cell(Value(float(u[key])), Value(float(t)), "same" if float(u[key]) == float(t) else "differs")
-                for u, t in zip(used, there, strict=True)
-            ]
+            cells = [_setting(float(u[key]), t) for u, t in zip(used, there, strict=True)]
             wrong += [f"{name}.{key}" for cell in cells if cell.verdict == "differs"]
             result.rows.append((f"{name}: {key}", cells))
     result.claims = [Claim("the settings are the paper's", not wrong, ", ".join(wrong))]
@@ -127,6 +124,13 @@ def hyperparameters(item: Item, workshop: Workshop) -> Outcome:
         "These are the settings of the scale paper; the others change the coefficient (settings.toml says where).",
     ]
     return result
+
+
+def _setting(ours: float, published: float | str) -> Cell:
+    """A hyper-parameter beside the paper's; nothing beside it where the paper is silent."""
+    if published == "":
+        return Cell(Value(ours))
+    return Cell(Value(ours), Value(float(published)), "same" if ours == float(published) else "differs")
 
 
 def spread(values: Sequence[float]) -> Value:

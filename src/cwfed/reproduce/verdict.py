@@ -30,12 +30,16 @@ class Value(NamedTuple):
     mean: float
     std: float | None = None
 
-    def text(self, digits: int = 2) -> str:
-        """
+    def text(self, digits: int | None = 2) -> str:
+        """No digits: as it is.
+
         >>> Value(60.678, 0.84).text()
         '60.68 ± 0.84'
+        >>> Value(1000.0).text(None)
+        '1000'
         """
-        return f"{self.mean:.{digits}f}" + (f" ± {self.std:.{digits}f}" if self.std is not None else "")
+        form = "g" if digits is None else f".{digits}f"
+        return f"{self.mean:{form}}" + (f" ± {self.std:{form}}" if self.std is not None else "")
 
 
 def parse(text: str) -> Value:

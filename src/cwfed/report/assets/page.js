@@ -53,7 +53,7 @@
     const ids = Object.keys(found[others[0]]);
     const rows = others.map((i) => ids.map((c) => c in found[i] ? found[i][c] : null));
     const top = Math.max(1, ...rows.flat().filter((v) => v !== null).map(Math.abs));
-    const few = ids.length <= 30 && others.length <= 14;
+    const few = ids.length <= 30 && others.length <= 14 && window.innerWidth > 700; // room for numbers in the cells
     const labels = others.map((i) => group.methods[i].label);
     const trace = {
       type: "heatmap", z: rows, x: ids.map((c) => "client " + c), y: others.map((_, i) => i),
@@ -73,7 +73,7 @@
   };
   // Rows from top to bottom; some of the names, where there are too many to read.
   const rowsDown = (names) => {
-    const step = Math.ceil(names.length / 20), some = names.map((_, i) => i).filter((i) => i % step === 0);
+    const step = Math.ceil(names.length / 12), some = names.map((_, i) => i).filter((i) => i % step === 0);
     return { autorange: "reversed", tickvals: some, ticktext: some.map((i) => names[i]) };
   };
   const counted = (rows) => rows.map((_, i) => i);
@@ -97,7 +97,7 @@
     });
     return [
       { x: [0, 1], y: [0, 1], mode: "lines", line: { color: "#888", width: 1 }, hoverinfo: "skip", showlegend: false },
-      { x: p, y: estimate, mode: "markers", marker: { color: style.colours[0], size: 5, opacity: 0.6 }, showlegend: false, hovertemplate: "p %{x:.3f}, p~ %{y:.3f}<extra></extra>" },
+      { x: p, y: estimate, mode: "markers", marker: { color: dark.matches ? "#6db8f2" : style.colours[0], size: 5, opacity: 0.7 }, showlegend: false, hovertemplate: "p %{x:.3f}, p~ %{y:.3f}<extra></extra>" },
     ];
   }
 
