@@ -26,19 +26,25 @@ def flower_new(
     set_: SetOption = None,
     shape: Annotated[str, typer.Option(help="The shape of one sample: channels x height x width.")] = "1x8x8",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
-    nodes: Annotated[int, typer.Option(help="Nodes that a round needs.")] = 10,
+    nodes: Annotated[int, typer.Option(help="Nodes that a round needs.")] = 2,
 ) -> None:
     """Write a Flower app that is ready for `flwr run`."""
-    from cwfed.flower.plan import FederationSection, Plan
+    from cwfed.flower.plan import Plan
     from cwfed.flower.project import write_project
+    from cwfed.folder import flat
 
     settings = set_ or []
     if config is None:  # the digits, as in the demo: a first run takes a minute
         settings = ["train.rounds=10", "train.lr=0.05", "run.checkpoint_seconds=0", *settings]
     chosen = load_config(config, settings)
-    table = {"federation.shape": shape, "federation.classes": classes, "federation.nodes": nodes}
-    section = FederationSection.model_validate({key.partition(".")[2]: value for key, value in table.items()})
-    write_project(folder, Plan(chosen, section))
+    table = {
+        "federation.shape": shape,
+        "federation.classes": classes,
+        "federation.nodes": nodes,
+        "federation.clients": max(100, 2 * nodes),
+        "federation.out": f"~/.cwfed/{folder.resolve().name}",
+    }
+    write_project(folder, Plan.of(flat(chosen.model_dump()) | table))
     where = escape(str(folder))
     out.print(f"Written: [bold]{where}[/bold]. Its README says how to run it; the settings are in pyproject.toml")
 
@@ -69,9 +75,8 @@ def flower_up(
             f"{folder} holds a federation with its own settings: leave config and --set out to go on with it"
         )
     names = [node_name(number) for number in range(federation.plan.federation.nodes)]
-    status = _run(federation, names)
-    if status != "finished:completed":
-        raise CwfedError(f"the run ended as {status}: see {folder / 'logs' / 'superlink.log'}")
+    if problem := _run(federation, names):
+        raise CwfedError(f"the run {problem} (more in {folder / 'logs' / 'superlink.log'})")
     from cwfed.folder import RunFolder
 
     print_summary(RunFolder(folder / "server").read_json("summary.json", "reported"))
@@ -80,7 +85,7 @@ def flower_up(
 
 
 def _run(federation: LocalFederation, names: list[str]) -> str:
-    """Everything up, one run, everything down."""
+    """Everything up, one run, everything down; what went wrong."""
     folder = federation.folder / "server"
     with progress(folder, "the same command goes on with it") as watch:
         try:

@@ -211,19 +211,19 @@ class LocalFederation:
             raise RunError(f"flwr run failed: {answer.get('error-message', answer)}")
         return int(answer["run-id"])
 
-    def status(self, run: int) -> str:
-        """pending, starting, running, or finished:completed, finished:failed, finished:stopped."""
-        answer = json.loads(self.flwr("ls", f"--run-id={run}", "--format=json", "trial"))
-        return str(answer["runs"][0]["status"])
+    def status(self, run: int) -> tuple[str, str]:
+        """pending, starting, running, or finished:completed, finished:failed, finished:stopped; and the details."""
+        answer = json.loads(self.flwr("ls", f"--run-id={run}", "--format=json", "trial"))["runs"][0]
+        return str(answer["status"]), str(answer.get("status-details", ""))
 
     def follow(self, run: int, on_event: Callable[[Event], None]) -> str:
-        """Tell what happens in the server's run folder until the run ends; how it ended."""
+        """Tell what happens in the server's run folder until the run ends; what went wrong, "" if nothing did."""
         path, done = self.folder / "server" / "events.jsonl", 0
         looked = time.monotonic()
         while True:
-            status = ""
+            status, details = "", ""
             if time.monotonic() - looked > LOOK_EVERY:
-                status, looked = self.status(run), time.monotonic()
+                (status, details), looked = self.status(run), time.monotonic()
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             done = min(done, len(lines))  # a resumed run cuts off what came after its last checkpoint
             for line in lines[done:]:
@@ -231,7 +231,7 @@ class LocalFederation:
                     on_event(from_json(line))
                     done += 1
             if status.startswith("finished"):
-                return status
+                return "" if status == "finished:completed" else f"{status.partition(':')[2]}: {details}"
             time.sleep(0.3)
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:

@@ -46,7 +46,7 @@ class FederationSection(Section):
     """Clients clip their updates to this length with Flower's fixedclipping_mod; 0 does not."""
     keep: Literal["every", "last", "never"] = "every"
     """In which evaluated rounds clients write the personal model they receive to their disk."""
-    out: str = "federation"
+    out: str = "~/.cwfed/federation"
     """The server's run folder: metrics, checkpoints, events."""
 
     @field_validator("shape")

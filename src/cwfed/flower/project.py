@@ -43,8 +43,8 @@ A federation of cwfed on Flower. The settings are in `pyproject.toml` under `[to
 ```sh
 pip install "cwfed[flower]"
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1   # use this environment
-flwr run .                                              # a simulation on this machine
-flwr run . -c "train.rounds=5"                          # with another setting
+flwr run . --stream                                     # a simulation on this machine, with two clients
+flwr run . --stream --federation-config "num-supernodes=10" -c "federation.nodes=10 train.rounds=20"
 ```
 
 In a real federation the server runs `flower-superlink`, every node `flower-supernode` with a name and a data folder; the guide is
@@ -91,6 +91,7 @@ def _pyproject(name: str, package: str, plan: Plan) -> dict[str, Any]:
             "name": re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-"),
             "version": "1.0.0",
             "description": "A federation of cwfed on Flower",
+            "license": "Apache-2.0",
             "dependencies": ["cwfed[flower]"],
         },
         "tool": {

@@ -116,8 +116,10 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
                 result.evaluate_metrics_clientapp[event.round] = MetricRecord(accuracies)
 
     strategy.summary()
-    folder = RunFolder(out or strategy.plan.federation.out)
+    folder = RunFolder(Path(out or strategy.plan.federation.out).expanduser())
     run = FederatedRun(strategy, grid)
+    every_round = {"run": run.config.run.model_copy(update={"checkpoint_seconds": 0.0})}
+    run.config = run.config.model_copy(update=every_round)
     with folder.locked():
         if folder.exists:
             folder.check_same(strategy.config)
@@ -151,7 +153,10 @@ def server_app(plan: Plan | None = None) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        if not log.handlers:  # Flower shows the log of the app; other libraries' words stay where they are
+            log.addHandler(logging.StreamHandler())
+            log.setLevel(logging.INFO)
+            log.propagate = False
         try:
             PersonalisedStrategy(plan or Plan.of(context.run_config)).start(grid)
         except CwfedError as error:

@@ -1,0 +1,212 @@
+"""Settings of a federation, the project, keys, the command line: what is written, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from cwfed import data
+from cwfed.errors import ConfigError, CwfedError, DataError
+from cwfed.experiment import deal
+from cwfed.flower import Plan, keys, wire
+from cwfed.flower.project import write_project
+from cwfed.types import Download, Form
+from tests.conftest import small
+from tests.flower.helpers import plan_of
+
+TABLE = {"federation.shape": "1x8x8", "federation.classes": 10, "train.rounds": 3, "algorithm.name": "fedprox"}
+
+
+def cwfed(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / "cwfed"
+    return subprocess.run([program, *command], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+# --- the plan
+
+
+def test_a_plan_survives_being_written_down():
+    plan = plan_of(small('algorithm.layers=["output"]', "algorithm.objective.name=fedprox"), 3)
+    again = Plan.of(plan.table())
+    assert again == plan
+    assert again.fingerprint == plan.fingerprint
+    assert all(isinstance(value, str | int | float | bool) for value in plan.table().values()), "as Flower wants it"
+
+
+def test_a_plan_has_room_for_twice_its_nodes():
+    assert Plan.of(TABLE | {"federation.nodes": 3}).clients == 6
+    assert Plan.of(TABLE | {"federation.nodes": 3, "federation.clients": 50}).clients == 50
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"federation.shape": "big"}, 'federation.shape = "big" must look like 3x32x32'),
+        ({"federation.classes": 1}, "federation.classes = 1 is not possible"),
+        ({"federation.nods": 1}, "unknown setting federation.nods"),
+        ({"train.round": 1}, "unknown setting train.round: did you mean"),
+        ({"algorithm.name": "fedavgg"}, "unknown algorithm 'fedavgg'"),
+        ({"federation.wait": -1}, "federation.wait = -1 is not possible"),
+    ],
+)
+def test_wrong_settings_get_a_sentence(change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Plan.of(TABLE | change)
+
+
+def test_a_plan_without_the_shape_of_the_data_says_what_is_missing():
+    with pytest.raises(ConfigError, match=r"federation.shape is missing: say what the data .* look like"):
+        Plan.of({"federation.classes": 10})
+
+
+# --- node folders
+
+
+def test_node_folders_have_what_the_simulator_gives_the_clients(tmp_path):
+    federation = deal(small())
+    for client, folder in enumerate(data.export(federation, tmp_path)):
+        own = data.load(data.SourceSpec("arrays", str(folder)))
+        (parts,) = own.fixed_split
+        shard = federation.shards[client]
+        for mine, theirs in zip(parts, (shard.train, shard.validation, shard.test), strict=True):
+            assert np.array_equal(own.inputs[mine], federation.data.inputs[theirs])
+            assert np.array_equal(own.labels[mine], federation.data.labels[theirs])
+
+
+def test_a_damaged_node_folder_is_refused(tmp_path):
+    folder = data.export(deal(small()), tmp_path)[0]
+    labels = folder / "labels.npy"
+    labels.write_bytes(labels.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(DataError, match="do not match their checksum"):
+        data.load(data.SourceSpec("arrays", str(folder)))
+    np.save(folder / "parts.npy", np.zeros(3))
+    with pytest.raises(DataError, match="holds no data set of cwfed, or a damaged one"):
+        data.load(data.SourceSpec("arrays", str(folder)))
+
+
+def test_the_command_exports_node_folders(tmp_path):
+    done = cwfed("data", "export", "--set", "data.clients=3", "--out", "nodes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (tmp_path / "nodes").iterdir()) == ["client-000", "client-001", "client-002"]
+
+
+# --- the project
+
+
+def test_a_project_has_the_plan_and_two_apps(tmp_path):
+    plan = plan_of(small(), 2)
+    write_project(tmp_path / "My Federation", plan)
+    table = tomllib.loads((tmp_path / "My Federation" / "pyproject.toml").read_text())
+    assert table["project"]["name"] == "my-federation"
+    app = table["tool"]["flwr"]["app"]
+    assert app["components"] == {
+        "serverapp": "my_federation.server_app:app",
+        "clientapp": "my_federation.client_app:app",
+    }
+    assert app["config"]["federation"]["shape"] == "1x8x8"
+    assert app["config"]["train"]["rounds"] == 3
+
+
+def test_a_project_overwrites_nothing_and_wants_a_name(tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(CwfedError, match="is there already"):
+        write_project(tmp_path / "taken", plan_of(small(), 2))
+    with pytest.raises(CwfedError, match="cannot be the name of a Python package"):
+        write_project(tmp_path / "1234", plan_of(small(), 2))
+
+
+def test_the_command_refuses_with_a_sentence(tmp_path):
+    for command, sentence in (
+        (["flower", "new", "x", "--shape", "wide"], "must look like 3x32x32"),
+        (
+            ["flower", "up", "--nodes", "4", "--set", "data.samples=1000000"],
+            "data.samples = 1000000, but digits has only",
+        ),
+        (["run", "--backend", "flowr"], "unknown backend 'flowr': did you mean flower?"),
+    ):
+        done = cwfed(*command, cwd=tmp_path)
+        assert done.returncode == 1
+        assert sentence in done.stderr.replace("\n", " ")
+        assert "Traceback" not in done.stderr
+
+
+# --- keys
+
+
+def test_keys_are_secret_and_fit_together(tmp_path):
+    keys.certificates(tmp_path)
+    private = keys.node_key(tmp_path, "client-000")
+    for secret in (private, tmp_path / "server.key"):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    key = load_ssh_private_key(private.read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "client-000.pub").read_bytes())
+    assert key.public_key() == public
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "localhost" in names.get_values_for_type(x509.DNSName)
+
+
+# --- the wire
+
+tensors = st.tuples(
+    st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8]),
+    st.lists(st.integers(0, 4), max_size=3),
+).map(lambda drawn: torch.arange(int(np.prod(drawn[1])), dtype=drawn[0]).reshape(drawn[1]))
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), tensors, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_what_is_sent_arrives(params):
+    found = wire.from_record(wire.to_record(params), "it")
+    assert found.keys() == params.keys()
+    for name, tensor in params.items():
+        assert torch.equal(found[name], tensor)
+        assert found[name].dtype == tensor.dtype
+
+
+def test_downloads_of_any_number_of_models_arrive_in_order():
+    models = tuple({"w": torch.full((2,), float(i))} for i in range(12))
+    for sent in (Download(models, {"note": torch.tensor(3)}), Download(models[:1]), Download(())):
+        content = RecordDict()
+        wire.download_to(content, sent)
+        found = wire.download_from(content, {"w": Form(torch.float32, (2,))})
+        assert [float(model["w"][0]) for model in found.models] == [float(model["w"][0]) for model in sent.models]
+        assert found.notes.keys() == sent.notes.keys()
+
+
+@given(st.binary(max_size=200), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_no_bytes_do_more_than_be_refused(noise, has_magic):
+    """Anything that is not exactly the tensor that is expected is a BadMessage: no other error, no code, no memory."""
+    honest = wire.to_record({"w": torch.zeros(3)})["w"]
+    sent = honest.data[:10] + noise if has_magic else noise
+    array = Array("float32", (3,), "numpy.ndarray", sent)
+    with pytest.raises(wire.BadMessage):
+        wire.from_record(ArrayRecord({"w": array}), "it", {"w": Form(torch.float32, (3,))})
+
+
+def test_a_header_that_claims_a_mountain_is_refused_before_memory_is_asked_for():
+    header = json.dumps({"descr": "<f8", "fortran_order": False, "shape": [10**12]}).replace("false", "False")
+    header = header.replace("[", "(").replace("]", ",)")
+    body = (b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")) + header.encode()
+    with pytest.raises(wire.BadMessage, match="bytes where its header says 8,000,000,000,000"):
+        wire.from_record(ArrayRecord({"w": Array("float64", (1,), "numpy.ndarray", body)}), "it")
