@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cwfed import data, models
+from cwfed.adversary import Adversary
 from cwfed.config import Config
 from cwfed.errors import ConfigError
+from cwfed.guard import Guard
 from cwfed.rng import stream, torch_stream
 from cwfed.types import Params
 
@@ -36,6 +38,7 @@ class Experiment:
         self.newcomers = sorted(int(c) for c in mixed[: config.data.newcomers])
         """Clients that never take part."""
         self.members = sorted(int(c) for c in mixed[config.data.newcomers :])
+        self.adversaries = self._choose_adversaries()
         self.evaluated = self._choose_evaluated()
 
         self.model_name = config.model.name
@@ -51,6 +54,7 @@ class Experiment:
         """Initial running statistics of norm layers, where they stay with the clients."""
         self.initial: Params = self._travelling(self.template)
         """The initial model as it travels."""
+        self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples)
 
     def fresh(self, number: int) -> Params:
         """The number-th random initial model."""
@@ -66,6 +70,11 @@ class Experiment:
             model = models.build(self.model_name, shape, classes, self.config.model.options)
             return self.algorithm.adapt(model, str(model.output_layer))
 
+    def participants(self) -> int:
+        """How many clients a round invites."""
+        share, members = self.config.train.participation, self.clients - self.config.data.newcomers
+        return min(members, int(share) if share > 1 else max(1, round(share * members)))
+
     def _check_sizes(self) -> None:
         """What only shows when the data are there."""
         newcomers, wanted = self.config.data.newcomers, self.config.train.participation
@@ -74,6 +83,9 @@ class Experiment:
             raise ConfigError(f"data.newcomers = {newcomers} leaves none of the {self.clients} clients")
         if wanted > max(1, members):
             raise ConfigError(f"train.participation = {wanted:g}, but only {members} clients can take part")
+        least, invited = self.config.guard.least, self.participants()
+        if least > invited:
+            raise ConfigError(f"guard.least = {least}, but a round has only {invited} participants")
         size = self.config.train.batch_size
         largest = max(len(shard.train) for shard in self.federation.shards)
         if size > largest:
@@ -103,11 +115,29 @@ class Experiment:
         if smallest == 1 and any(isinstance(m, _BatchNorm) for m in model.modules()):
             raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
 
+    def _choose_adversaries(self) -> dict[int, Adversary]:
+        """By client, what it does to the models it sends."""
+        how = self.config.adversary
+        if how.clients >= len(self.members):
+            raise ConfigError(
+                f"adversary.clients = {how.clients} leaves no honest client: {len(self.members)} can take part"
+            )
+        if how.target >= self.federation.data.classes:
+            raise ConfigError(
+                f"adversary.target = {how.target}, but the classes are 0 to {self.federation.data.classes - 1}"
+            )
+        mixed = stream(self.config.run.seed, "adversaries").permutation(self.members)
+        return {int(c): Adversary(how.attack, how.strength, how.target) for c in mixed[: how.clients]}
+
     def _choose_evaluated(self) -> list[int]:
-        wanted = self.config.run.evaluate_clients or len(self.members)
-        if wanted > len(self.members):
-            raise ConfigError(f"run.evaluate_clients = {wanted}, but only {len(self.members)} clients can take part")
-        chosen = stream(self.config.run.seed, "evaluated").permutation(self.members)[:wanted]
+        """Honest clients only: how well an adversary is served is nobody's concern."""
+        honest = len(self.members) - len(self.adversaries)
+        wanted = self.config.run.evaluate_clients or honest
+        if wanted > honest:
+            what = "honest clients" if self.adversaries else "clients"
+            raise ConfigError(f"run.evaluate_clients = {wanted}, but only {honest} {what} can take part")
+        mixed = stream(self.config.run.seed, "evaluated").permutation(self.members)
+        chosen = [c for c in mixed if c not in self.adversaries][:wanted]
         if not any(len(self.federation.shards[c].test) for c in chosen):
             raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")
         return sorted(int(c) for c in chosen)

@@ -17,17 +17,20 @@ from cwfed import engine, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
-from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.engine.bench import ClientView, LocalTraining
 from cwfed.engine.precision import require_bf16
-from cwfed.events import Newcomers, PhaseResult, Portrait, Round, Started
+from cwfed.errors import ConfigError, RunError
+from cwfed.events import Newcomers, PhaseResult, Round, Started
 from cwfed.experiment import Experiment
+from cwfed.guard import bounded
+from cwfed.portrait import portray
 from cwfed.rng import stream
 from cwfed.types import Download, Params, Uploads, nbytes
 
 REMEMBERED = 2**28
 """Bytes of personal models that are kept from one round's evaluation to the next round's training."""
-PORTRAYED = 200
-"""At most this many clients are portrayed after the last round, fewer where their output layers are large."""
+FUTILE = 3
+"""After so many rounds in a row in which every update was refused, a run is given up."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Simulation(Experiment):
         self.engine = engine.choose(
             run.engine,
             run.workers,
-            self._participants(),
+            self.participants(),
             self.algorithm,
             self.template,
             self.federation,
@@ -67,12 +70,18 @@ class Simulation(Experiment):
             how,
             run.compile,
             train.rounds,
-            steady=self._participants() == len(self.members) and train.dropout == 0,
+            steady=self.participants() == len(self.members) and train.dropout == 0,
         )
 
     def start(self) -> Progress:
         """Before round 1."""
-        return Progress(0, self.algorithm.init(self.fresh, self.task))
+        server = self.algorithm.init(self.fresh, self.task)
+        if self.config.guard.norm_bound and len(self.algorithm.send(server, self.members[0]).models) != 1:
+            raise ConfigError(
+                "guard.norm_bound compares an upload with the one model that the client was sent, "
+                f"and {self.config.algorithm_name} does not send one model: set it to 0"
+            )
+        return Progress(0, server)
 
     def started(self) -> Started:
         """The first event of the run."""
@@ -93,11 +102,20 @@ class Simulation(Experiment):
     # --- the rounds
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Round]]:
-        """Carry out the rounds that are left; after each, where the run is and what happened."""
+        """Carry out the rounds that are left; after each, where the run is and what happened.
+
+        A run in which every update is refused would go on for ever and learn nothing: it is an error after a few rounds.
+        """
+        rounds, futile = self.config.train.rounds, 0
         with one_compute_thread():
-            while progress.round < self.config.train.rounds:
+            while progress.round < rounds:
                 progress, event = self._round(progress)
                 yield progress, event
+                answers = self.participants() - len(event.dropped)
+                futile = futile + 1 if 0 < len(event.refused) == answers else 0
+                if futile >= min(FUTILE, rounds):
+                    why = next(iter(event.refused.values()))
+                    raise RunError(f"every update of the last {futile} rounds was refused: {why}")
 
     def _round(self, before: Progress) -> tuple[Progress, Round]:
         number = before.round + 1
@@ -115,10 +133,24 @@ class Simulation(Experiment):
         visited = self.engine.visit(number, [self._visit(before, c) for c in participants], stack)
         down += sum(v.downloaded for v in visited)
         keeps = {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
-        kept = before.kept | {client: what for client, what in keeps.items() if what}
+        self._tamper(visited, stack)
+        up = nbytes({name: stack[name] for name in self.guard.model}) + sum(nbytes(v.extras) for v in visited)
         clock.lap("train")
 
-        # 3. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
+        # 3. Check what arrived. Who is refused is from here on like one who was lost: nothing of its round stays.
+        refused = self._refused(number, visited, stack)
+        good = [row for row, v in enumerate(visited) if v.client not in refused]
+        skipped = ""
+        if len(good) < self.config.guard.least:
+            skipped = f"{len(good)} good updates, and guard.least = {self.config.guard.least}"
+            good = []
+        if len(good) < len(visited):
+            visited, stack = [visited[row] for row in good], {name: w[good] for name, w in stack.items()}
+        participants = [v.client for v in visited]
+        kept = before.kept | {client: keeps[client] for client in participants if keeps[client]}
+        clock.lap("guard")
+
+        # 4. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
         evaluate = number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
         took_part = set(participants)
         trained = {c: s for c, s in before.trained.items() if c not in took_part}
@@ -126,14 +158,15 @@ class Simulation(Experiment):
             trained = trained | self._measure_trained(participants, stack, kept, known=trained)
         clock.lap("evaluate")
 
-        # 4. The server aggregates what arrived; a round without any participant changes nothing.
-        server, up = before.server, 0
+        # 5. The server aggregates what is good; a round without any participant changes nothing.
+        server, scaled_back = before.server, list[int]()
         if visited:
-            uploads = self._uploads(visited, stack)
-            server, up = self.algorithm.aggregate(before.server, uploads), uploads.nbytes
+            uploads, scaled_back = self._uploads(before.server, visited, stack)
+            server = self.algorithm.aggregate(before.server, uploads)
+            stack = stack | uploads.models
         clock.lap("aggregate")
 
-        # 5. Measure the models that the server hands out next.
+        # 6. Measure the models that the server hands out next.
         after = Progress(number, server, kept, trained if self.algorithm.keeps_model else {})
         received_result = trained_result = None
         if evaluate:
@@ -142,7 +175,7 @@ class Simulation(Experiment):
             trained_result = self._result(received | trained)
         clock.lap("evaluate")
 
-        # 6. Say what happened.
+        # 7. Say what happened.
         p, estimate = self._distributions(participants, stack)
         is_last = number == self.config.train.rounds
         event = Round(
@@ -158,18 +191,16 @@ class Simulation(Experiment):
             trained=trained_result,
             down=down,
             up=up,
-            portrait=self._portray(after, participants, stack) if is_last else None,
+            refused={str(client): why for client, why in refused.items()},
+            skipped=skipped,
+            scaled_back=scaled_back,
+            portrait=portray(self, after, participants, stack) if is_last else None,
             seconds=clock.laps("report"),
         )
         return after, event
 
-    def _participants(self) -> int:
-        """How many clients a round invites."""
-        share = self.config.train.participation
-        return min(len(self.members), int(share) if share > 1 else max(1, round(share * len(self.members))))
-
     def _sample(self, number: int) -> list[int]:
-        count = self._participants()
+        count = self.participants()
         if count >= len(self.members):
             return self.members
         chosen = stream(self.config.run.seed, "participants", number).choice(self.members, count, replace=False)
@@ -185,7 +216,7 @@ class Simulation(Experiment):
             client,
             lambda: self._send(server, client),
             self._own(progress, client),
-            self._statistics(progress.kept, client),
+            self.statistics(progress.kept, client),
         )
 
     def _send(self, server: Any, client: int) -> Download:
@@ -209,18 +240,47 @@ class Simulation(Experiment):
         kept = progress.kept.get(client)
         return {n: kept[n] for n in self.initial} if kept else self.initial
 
-    def _statistics(self, kept: dict[int, Params], client: int) -> Params:
+    def statistics(self, kept: dict[int, Params], client: int) -> Params:
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
-    def _uploads(self, visited: Sequence[Visited], stack: Params) -> Uploads:
-        names = visited[0].extras
-        return Uploads(
-            clients=tuple(v.client for v in visited),
-            models={name: stack[name] for name in self.algorithm.uploaded(tuple(stack), self.task)},
-            counts=torch.tensor([len(self.federation.shards[v.client].train) for v in visited]),
-            extras={name: torch.stack([v.extras[name].cpu() for v in visited]) for name in names},
+    def _tamper(self, visited: Sequence[Visited], stack: Params) -> None:
+        """Adversaries send something else than what they trained; they keep that for themselves."""
+        for row, client in enumerate(v.client for v in visited):
+            if client in self.adversaries:
+                trained = {name: w[row] for name, w in stack.items()}
+                sent = self.adversaries[client].tamper(trained, self.task.output_weight)
+                for name, w in sent.items():
+                    stack[name][row] = w
+
+    def _refused(self, number: int, visited: Sequence[Visited], stack: Params) -> dict[int, str]:
+        """By client, why its update is left out of the round."""
+        models = {name: stack[name] for name in self.guard.model}
+        problems = self.guard.problems(models, [v.extras for v in visited], self._samples(visited))
+        for row, v in enumerate(visited):
+            if not np.isfinite(v.loss + v.penalty):
+                problems[row] = (
+                    f"the loss of client {v.client} in round {number} is not a finite number: "
+                    "the training diverged; lower train.lr (or the weight of the penalty)"
+                )
+        return {visited[row].client: why for row, why in sorted(problems.items())}
+
+    def _samples(self, visited: Sequence[Visited]) -> list[int]:
+        return [len(self.federation.shards[v.client].train) for v in visited]
+
+    def _uploads(self, server: Any, visited: Sequence[Visited], stack: Params) -> tuple[Uploads, list[int]]:
+        """What is aggregated, and whose update was scaled back for it."""
+        clients = tuple(v.client for v in visited)
+        models, longer = {name: stack[name] for name in self.guard.model}, list[int]()
+        if bound := self.config.guard.norm_bound:
+            models, longer = bounded(models, lambda row: self._send(server, clients[row]).model, bound)
+        uploads = Uploads(
+            clients=clients,
+            models=models,
+            counts=torch.tensor(self._samples(visited)),
+            extras={name: torch.stack([v.extras[name].cpu() for v in visited]) for name in self.guard.beside},
         )
+        return uploads, [clients[row] for row in longer]
 
     # --- measuring
 
@@ -231,7 +291,7 @@ class Simulation(Experiment):
 
     def _measure_received(self, progress: Progress) -> dict[int, Score]:
         candidates = [
-            Candidate(c, self.personal(progress, c), self._statistics(progress.kept, c)) for c in self.evaluated
+            Candidate(c, self.personal(progress, c), self.statistics(progress.kept, c)) for c in self.evaluated
         ]
         return dict(zip(self.evaluated, self.engine.measure(candidates), strict=True))
 
@@ -245,8 +305,8 @@ class Simulation(Experiment):
         if self.algorithm.keeps_model:
             stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
             own = {c: {n: kept[c][n] for n in self.initial} for c in stale}
-        candidates = [Candidate(c, partial(_row, stack, row), self._statistics(kept, c)) for c, row in rows.items()]
-        candidates += [Candidate(c, partial(as_it_is, model), self._statistics(kept, c)) for c, model in own.items()]
+        candidates = [Candidate(c, partial(_row, stack, row), self.statistics(kept, c)) for c, row in rows.items()]
+        candidates += [Candidate(c, partial(as_it_is, model), self.statistics(kept, c)) for c, model in own.items()]
         return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
@@ -265,47 +325,16 @@ class Simulation(Experiment):
         """The participants' true class distributions and those read from their uploaded output layers."""
         if not participants:
             return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
-        return self._true(participants), mixing.norm_distribution(stack[self.task.output_weight].double())
+        return self.true_distributions(participants), mixing.norm_distribution(
+            stack[self.task.output_weight].double()
+        )
 
-    def _true(self, clients: Sequence[int]) -> Tensor:
+    def true_distributions(self, clients: Sequence[int]) -> Tensor:
         """p: the clients' class distributions."""
         counts = np.stack([self.federation.class_counts(c) for c in clients])
         return torch.from_numpy(counts / counts.sum(1, keepdims=True))
 
     # --- after the last round
-
-    def _portray(self, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
-        """The output layers of the models as they are now; none where a mixture has overflowed."""
-        name = self.task.output_weight
-        most = max(1, min(PORTRAYED, REMEMBERED // (8 * self.initial[name].numel())))
-        clients = self.evaluated[:most]
-        rows = {c: row for row, c in enumerate(participants)}
-
-        def received(bench: Bench, client: int) -> Tensor:
-            view = bench.view(client, self._statistics(after.kept, client))
-            return self.personal(after, client)(view)[name].to("cpu", torch.float64)
-
-        def trained(client: int) -> list[float] | None:
-            own = stack[name][rows[client]] if client in rows else after.kept.get(client, {}).get(name)
-            return None if own is None else _digits(own.double().norm(dim=1))
-
-        handed_out = torch.stack(self.engine.map(received, clients))
-        if not handed_out.isfinite().all():
-            return None
-        classes = self.algorithm.class_models(after.server).get(name)
-        mixture: list[list[float] | None] | None = None
-        is_uploaded = name in self.algorithm.uploaded(tuple(stack), self.task)
-        found = is_uploaded and 0 < len(participants) <= most and mixing.unmix(handed_out, stack[name].double())
-        if found:
-            mixture = [_digits(row) if is_one else None for row, is_one in zip(*found, strict=True)]
-        return Portrait(
-            clients=clients,
-            distribution=[_digits(row) for row in self._true(clients)],
-            received=[_digits(norms) for norms in handed_out.norm(dim=2)],
-            trained=[trained(client) for client in clients],
-            mixture=mixture,
-            classes=None if classes is None else [_digits(norms) for norms in classes.double().norm(dim=2)],
-        )
 
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Measure the models that clients get which never took part."""
@@ -317,7 +346,7 @@ class Simulation(Experiment):
             for c in self.newcomers:
                 counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
                 model = self.algorithm.newcomer(progress.server, counts)
-                statistics = self._statistics(progress.kept, c)
+                statistics = self.statistics(progress.kept, c)
                 candidates.append(Candidate(c, partial(as_it_is, model), statistics))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
@@ -326,7 +355,7 @@ class Simulation(Experiment):
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
-        statistics = self._statistics(progress.kept, client)
+        statistics = self.statistics(progress.kept, client)
         if self.algorithm.phase == "trained" and all(n in kept for n in self.initial):
             return {n: kept[n] for n in self.initial} | statistics
         (model,) = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c, statistics)), [client])
@@ -385,11 +414,6 @@ class _Clock:
 
 def _row(stack: Params, row: int, view: ClientView) -> Params:
     return {name: w[row] for name, w in stack.items()}
-
-
-def _digits(values: Tensor) -> list[float]:
-    """Five digits are enough for a picture."""
-    return [float(f"{value:.5g}") for value in values.tolist()]
 
 
 def _finite(value: float) -> float | None:
