@@ -205,8 +205,9 @@ def blobs_with_a_broken_client(factor: float) -> Federation:
     """Three clients; the inputs of client 1 are multiplied."""
     inputs, labels = two_blobs()
     shards = [Shard(at + np.arange(40), at + np.arange(40, 50), at + np.arange(50, 60)) for at in (0, 60, 120)]
-    inputs[60:100] *= factor
-    return Federation(Dataset("blobs", inputs, labels.astype(np.int64), ("a", "b", "c", "d")), shards)
+    data = Dataset("blobs", inputs, labels.astype(np.int64), ("a", "b", "c", "d"))
+    data.inputs[60:100] *= factor
+    return Federation(data, shards)
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads"])
