@@ -14,7 +14,7 @@ import torch
 
 from cwfed.types import Params
 
-Attack: TypeAlias = Literal["class-capture", "nan"]
+Attack: TypeAlias = Literal["class-capture", "not-a-number"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Adversary:
         """The upload in place of an honestly trained model.
 
         class-capture: row `target` of the output layer times `strength`, which at 1 is honest.
-        nan: not a number, everywhere.
+        not-a-number: NaN everywhere.
         """
-        if self.attack == "nan":
+        if self.attack == "not-a-number":
             return {name: torch.full_like(w, torch.nan) for name, w in trained.items()}
         factors = torch.ones(len(trained[output_weight]), 1)
         factors[self.target] = self.strength

@@ -135,7 +135,7 @@ class AdversarySection(Section):
     clients: int = Field(0, ge=0)
     """How many; which ones is drawn from the seed."""
     attack: Attack = "class-capture"
-    """What they do to the model they send: "class-capture" makes one output row long, "nan" sends no numbers."""
+    """What they do to the model they send: "class-capture" makes one output row long, "not-a-number" sends NaN."""
     strength: float = 100.0
     """class-capture: factor of the captured row; 1 is honest."""
     target: int = Field(0, ge=0)

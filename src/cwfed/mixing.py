@@ -60,16 +60,16 @@ def capped(weights: Tensor, cap: float) -> Tensor:
     What is above the cap goes to the others in proportion to their weights (equally where those are all zero), as
     often as that puts somebody else above it. Where cap * participants < 1 that cannot be: then all are equal.
     """
-    cap = max(cap, 1 / len(weights))
+    most = weights.new_tensor(max(cap, 1 / len(weights)))
     full = torch.zeros_like(weights, dtype=torch.bool)
     result = weights
-    while (over := ~full & (result > cap)).any():
+    while (over := ~full & (result > most)).any():
         full |= over
         others = torch.where(full, 0.0, weights)
         others = torch.where((others.sum(0) > 0) | full, others, 1.0)
-        left = (1 - cap * full.sum(0)).clamp_min(0)
+        left = (1 - most * full.sum(0)).clamp_min(0)
         share = left / others.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
-        result = torch.where(full, cap, others * share)
+        result = torch.where(full, most, others * share)
     return result
 
 
@@ -85,12 +85,11 @@ def trimmed(weights: Tensor, stack: Params, trim: float) -> Params:
     Of each number the participants' values are sorted, and of their weight `trim` is cut off at both ends; a value
     that is cut in two counts with what is left of it. trim = 0 is `mix`, trim = MEDIAN the weighted median.
     """
-    return {
-        name: torch.cat(
-            [_middle(weights, part, trim) for part in rows(w).split(max(1, SORTED // len(w)), 1)], 1
-        ).view(len(weights), *w.shape[1:])
-        for name, w in stack.items()
-    }
+    models = {}
+    for name, w in stack.items():
+        parts = rows(w).tensor_split(max(1, w.numel() // SORTED), dim=1)
+        models[name] = torch.cat([_middle(weights, part, trim) for part in parts], 1).view(len(weights), *w.shape[1:])
+    return models
 
 
 def _middle(weights: Tensor, values: Tensor, trim: float) -> Tensor:
