@@ -24,15 +24,16 @@ from cwfed.folder import RunFolder
 ROOT = Path(__file__).parent.parent
 COMMON = ["data.samples=4000", "train.lr=0.05", "run.evaluate_every=5", "run.save_models=none", "adversary.clients=1"]
 STRENGTHS = {"clean": 1.0, "attack x 100": 100.0, "attack x 10,000": 10_000.0}
-CAP, MEDIAN, BOUND = "algorithm.class_cap=0.3", "algorithm.robust=median", "guard.norm_bound=2"
+CAP, BOUND = ["algorithm.class_cap=0.25"], ["guard.norm_bound=2"]
+MEDIAN, TRIMMED = ["algorithm.robust=median"], ["algorithm.robust=trimmed", "algorithm.trim=0.3"]
 DEFENCES = {
     "none": [],
-    "class cap 0.3": [CAP],
-    "norm bound 2": [BOUND],
-    "median": [MEDIAN],
-    "trimmed mean 0.3": ["algorithm.robust=trimmed", "algorithm.trim=0.3"],
-    "cap and median": [CAP, MEDIAN],
-    "cap, median and bound": [CAP, MEDIAN, BOUND],
+    "class cap 0.25": CAP,
+    "norm bound 2": BOUND,
+    "median": MEDIAN,
+    "trimmed mean 0.3": TRIMMED,
+    "cap and trimmed": [*CAP, *TRIMMED],
+    "cap, trimmed and bound": [*CAP, *TRIMMED, *BOUND],
 }
 
 

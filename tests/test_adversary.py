@@ -83,26 +83,29 @@ def test_impossible_adversaries(settings, says):
         Simulation(small(*settings))
 
 
-DEFENDED = ["algorithm.class_cap=0.3", "algorithm.robust=median", "guard.norm_bound=1"]
+DEFENDED = ["algorithm.class_cap=0.2", "algorithm.robust=trimmed", "algorithm.trim=0.3"]
 
 
-def captured(*settings: str, rounds: int = 15):
-    """Digits with one attacker: accuracy at the end, and the largest share of class 0 that p~ gives an honest client."""
-    common = ["data.clients=20", f"train.rounds={rounds}", "adversary.clients=1", f"run.evaluate_every={rounds}"]
+def captured(*settings: str) -> tuple[float, float]:
+    """Digits with one attacker: accuracy at the end, and the most that p~ gives of class 0 to an honest client without it."""
+    common = ["data.clients=20", "train.rounds=12", "run.evaluate_every=12", "adversary.clients=1"]
     simulation = Simulation(small(*common, *settings))
     progress, events = finish(simulation)
-    others = [c for c in simulation.evaluated if simulation.federation.class_counts(c)[0] == 0]
-    return events[-1].received.accuracy, progress.server["prior"][others, 0].max().item()
+    without = [c for c in simulation.evaluated if simulation.federation.class_counts(c)[0] == 0]
+    return events[-1].received.accuracy, progress.server["prior"][without, 0].max().item()
 
 
 def test_class_capture_takes_the_class_of_everybody_and_the_defences_stop_it():
-    """The attack goes on by itself: who is sent the long row trains from it, and so p~ says that he holds the class too."""
-    clean, claimed_clean = captured("adversary.strength=1")
-    attacked, claimed = captured("adversary.strength=10000")
-    defended, claimed_defended = captured("adversary.strength=10000", *DEFENDED)
-    assert (clean > 0.8, claimed_clean < 0.1) == (True, True)
-    assert (attacked < clean - 0.3, claimed > 0.5) == (True, True)
-    assert (defended > clean - 0.1, claimed_defended < 0.2) == (True, True)
+    """The attack spreads by itself: who is sent the long row trains from it, so p~ says that he holds the class too."""
+    clean, honest_claim = captured("adversary.strength=1")
+    attacked, claim = captured("adversary.strength=100")
+    defended, defended_claim = captured("adversary.strength=100", *DEFENDED)
+    assert clean > 0.9
+    assert attacked < 0.2  # everybody is told that everything is a 0
+    assert defended > 0.8
+    assert honest_claim < 0.1
+    assert claim > 0.99
+    assert defended_claim < 0.1
 
 
 @pytest.mark.slow
@@ -116,4 +119,4 @@ def test_class_capture_on_cifar10(real_data):
 
     clean = accuracy("adversary.strength=1")
     assert accuracy("adversary.strength=100") < clean - 0.3
-    assert accuracy("adversary.strength=100", *DEFENDED) > clean - 0.15
+    assert accuracy("adversary.strength=100", *DEFENDED) > clean - 0.2

@@ -264,7 +264,11 @@ def test_the_guard_refuses_everything_else(name, monkeypatch):
 
 def test_a_refused_client_is_like_one_that_was_lost(name, monkeypatch):
     """The same state, the same models kept, the same numbers; only the traffic differs: what is bad was sent too."""
-    batch_norm = ["model.name=tests.engine.test_engines:with_batch_norm", "model.options={}", "train.batch_norm=local"]
+    batch_norm = [
+        "model.name=tests.engine.test_engines:with_batch_norm",
+        "model.options={}",
+        "train.batch_norm=local",
+    ]
     config = settings_of(name, *batch_norm, "train.rounds=3")
     bad = {(2, 1), (2, 4), (3, 0)}  # rounds and clients
     monkeypatch.setattr(Simulation, "_is_lost", lambda self, number, client: (number, client) in bad)
