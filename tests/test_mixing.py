@@ -143,3 +143,91 @@ def test_unmix_is_not_taken_in_by_what_is_merely_near():
 
 def test_unmix_has_no_answer_where_many_would_do():
     assert mixing.unmix(torch.ones(1, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)) is None
+
+
+# --- a cap on one participant's share of a class
+
+
+def test_the_cap_by_hand():
+    # class 0: 0.7 is cut to 0.5; the 0.2 above it go to the others as 2 : 1. Class 1 is below the cap and stays.
+    q = torch.tensor([[0.7, 0.2], [0.2, 0.3], [0.1, 0.5]], dtype=torch.float64)
+    expected = torch.tensor([[0.5, 0.2], [1 / 3, 0.3], [1 / 6, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(mixing.capped(q, 0.5), expected)
+    # cap 0.35: the second would get 0.65 * 2/3 = 0.433, so it is cut too and the third has the rest
+    torch.testing.assert_close(mixing.capped(q, 0.35)[:, 0], torch.tensor([0.35, 0.35, 0.3], dtype=torch.float64))
+    # cap 0.2 of three participants leaves 0.4 of the class to nobody: all are equal
+    torch.testing.assert_close(mixing.capped(q, 0.2), torch.full_like(q, 1 / 3))
+    # a class that one participant has alone: what it loses goes to the others equally
+    alone = torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64)
+    torch.testing.assert_close(mixing.capped(alone, 0.6), torch.tensor([[0.6], [0.2], [0.2]], dtype=torch.float64))
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.floats(0.01, 1.0))
+def test_under_the_cap_columns_sum_to_one_and_nobody_is_above_it(problem, cap):
+    _, counts, prior, _ = problem
+    q = mixing.class_weights(mixing.sample_weights(counts), prior)
+    held = mixing.capped(q, cap)
+    torch.testing.assert_close(held.sum(0), torch.ones(held.shape[1], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    assert (held >= 0).all()
+    assert held.max() <= max(cap, 1 / len(q)) + 1e-9
+    order = q[:, 0].argsort()
+    assert (held[order, 0].diff() >= -1e-9).all()  # who had more has not less now
+    assert mixing.capped(q, 1.0) is q
+
+
+# --- median and trimmed mean
+
+
+def naive_trimmed(values, weights, trim):
+    """Every participant's value is a piece of the line from 0 to 1; the mean over the middle of that line."""
+    pieces, at = [], 0.0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        length = min(at + weight, 1 - trim) - max(at, trim)
+        pieces.append((max(length, 0.0), value))
+        at += weight
+    return sum(length * value for length, value in pieces) / sum(length for length, _ in pieces)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.sampled_from([0.0, 0.1, 0.25, 0.4, mixing.MEDIAN]))
+def test_the_trimmed_mean_is_that_of_the_middle_of_a_line(problem, trim):
+    models, counts, prior, _ = problem
+    q = mixing.class_weights(mixing.sample_weights(counts), prior).T
+    found = mixing.trimmed(q, {"w": models}, trim)["w"]
+    for j, weights in enumerate(q.tolist()):
+        for d in range(models.shape[1]):
+            assert found[j, d].item() == pytest.approx(
+                naive_trimmed(models[:, d].tolist(), weights, trim), rel=1e-6, abs=1e-9
+            )
+    if trim == 0:
+        torch.testing.assert_close(found, mixing.mix(q, {"w": models})["w"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "expected"),
+    [
+        ([5, 1, 3], [1, 1, 1], 3),
+        ([4, 1, 2, 100], [1, 1, 1, 1], 3),  # two in the middle: (2 + 4) / 2
+        ([1, 2, 3, 4, 5, 6], [1] * 6, 3.5),  # sixths do not add up to a half exactly
+        ([1, 2, 1e30], [3, 3, 5], 2),  # 3/11, 6/11: the half is passed at 2, whatever the largest is
+        ([1, 2, 1e30], [1, 1, 3], 1e30),  # who has more than half of the weight is the median
+        ([7], [1], 7),
+    ],
+)
+def test_the_weighted_median_by_hand(values, weights, expected):
+    stack = {"w": torch.tensor(values, dtype=torch.float64)}
+    share = torch.tensor([weights], dtype=torch.float64) / sum(weights)
+    found = mixing.trimmed(share, stack, mixing.MEDIAN)["w"]
+    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+def test_sorting_in_parts_changes_nothing(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    stack = {"w": torch.randn(5, 7, 11, generator=generator), "one": torch.randn(5, generator=generator)}
+    q = torch.rand(3, 5, generator=generator, dtype=torch.float64)
+    whole = mixing.trimmed(q / q.sum(1, keepdim=True), stack, 0.2)
+    monkeypatch.setattr(mixing, "SORTED", 12)
+    parts = mixing.trimmed(q / q.sum(1, keepdim=True), stack, 0.2)
+    assert [torch.equal(whole[name], parts[name]) for name in stack] == [True, True]
+    assert (whole["w"].shape, whole["one"].shape, whole["w"].dtype) == ((3, 7, 11), (3,), torch.float32)

@@ -296,8 +296,10 @@ def test_diverged_training_keeps_what_was_done(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         session.run(config, tmp_path / "run", on_event=interrupt_after(2))
     assert RunFolder(tmp_path / "run").checkpoints.rounds() == [2, 1]
-    with pytest.raises(RunError, match="round 1"):
+    with pytest.raises(RunError, match="round 3 is not a finite number"):
         session.run(small("train.lr=1e30"), tmp_path / "diverged")
+    last = [e for e in RunFolder(tmp_path / "diverged").events() if isinstance(e, Round)][-1]
+    assert (last.round, last.skipped) == (3, "0 good updates, and guard.least = 1")
 
 
 def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, monkeypatch):

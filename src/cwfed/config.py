@@ -11,9 +11,11 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cwfed import algorithms
+from cwfed.adversary import Attack
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SourceSpec
 from cwfed.errors import ConfigError, did_you_mean
+from cwfed.guard import MOST_SAMPLES
 from cwfed.models import MODELS
 
 
@@ -121,6 +123,23 @@ class GuardSection(Section):
 
     least: int = Field(1, ge=1)
     """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
+    most_samples: int = Field(MOST_SAMPLES, ge=1)
+    """A client that claims more training samples than this is refused: the samples are its weight in every average."""
+    norm_bound: float = Field(0.0, ge=0)
+    """Updates longer than this many times the round's median are scaled back to it; 0 leaves them as they are."""
+
+
+class AdversarySection(Section):
+    """Clients that mean harm, for experiments. They are not evaluated: results are those of the honest clients."""
+
+    clients: int = Field(0, ge=0)
+    """How many; which ones is drawn from the seed."""
+    attack: Attack = "class-capture"
+    """What they do to the model they send: "class-capture" makes one output row long, "not-a-number" sends NaN."""
+    strength: float = 100.0
+    """class-capture: factor of the captured row; 1 is honest."""
+    target: int = Field(0, ge=0)
+    """The captured class."""
 
 
 class Config(Section):
@@ -132,6 +151,7 @@ class Config(Section):
     """`name` and the hyper-parameters of the algorithm; validated by the algorithm itself."""
     train: TrainSection = TrainSection()
     guard: GuardSection = GuardSection()
+    adversary: AdversarySection = AdversarySection()
     run: RunSection = RunSection()
 
     @model_validator(mode="after")

@@ -99,7 +99,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     """A run in a table and a few lines."""
     from cwfed.report.tables import duration, size
 
-    reported, clients, accuracy = summary["reported"], summary["per_client"], summary["accuracy"]
+    reported, per_client, accuracy = summary["reported"], summary["per_client"], summary["accuracy"]
     table = Table(
         title=f"{summary['algorithm']} on {summary['dataset']}, {summary['rounds']} rounds, seed {summary['seed']}"
     )
@@ -110,11 +110,18 @@ def print_summary(summary: dict[str, Any]) -> None:
         table.add_row(phase + mark, *("–" if a is None else f"{a:.2%}" for a in picks.values()))
     out.print(table)
     out.print(
-        f"clients: mean {clients['mean']:.2%}, std {clients['std']:.2%}, worst tenth {clients['worst_decile']:.2%}; "
+        f"clients: mean {per_client['mean']:.2%}, std {per_client['std']:.2%}, "
+        f"worst tenth {per_client['worst_decile']:.2%}; "
         f"traffic {size(summary['traffic']['down'])} down, {size(summary['traffic']['up'])} up; "
         f"{duration(summary['seconds']['total'])}",
         highlight=False,
     )
+    if refused := summary.get("refused"):
+        clients = f"{len(refused)} client{'s' * (len(refused) > 1)}"
+        skipped = f", {len(summary['skipped'])} rounds skipped" if "skipped" in summary else ""
+        out.print(
+            f"refused: {sum(refused.values())} updates of {clients}{skipped}; events.jsonl says why", highlight=False
+        )
     if joined := summary["newcomers"]:
         out.print(
             f"newcomers: {joined['histogram']:.2%} with a label histogram, {joined['uniform']:.2%} without",

@@ -59,7 +59,7 @@ class Portrait:
     """The models at the end of a run, seen through their output layers: what heat maps show."""
 
     clients: list[int]
-    """Whom the rows stand for: the evaluated clients, at most `simulation.PORTRAYED` of them."""
+    """Whom the rows stand for: the evaluated clients, at most `portrait.PORTRAYED` of them."""
     distribution: list[list[float]]
     """p, their true class distributions (clients x classes, training data)."""
     received: list[list[float]]
@@ -104,7 +104,11 @@ class Round:
     portrait: Portrait | None = None
     """In the last round."""
     refused: dict[str, str] = field(default_factory=dict)
-    """By client, why its update was left out of the round."""
+    """By client, why its update was left out of the round; it is not among the participants."""
+    skipped: str = ""
+    """Why nothing was aggregated, where too few updates were good: then good ones were left out too."""
+    scaled_back: list[int] = field(default_factory=list)
+    """Whose update was longer than `guard.norm_bound` allows."""
     down_to_measure: int = 0
     """In a real federation: bytes sent to clients only to measure the models there."""
 

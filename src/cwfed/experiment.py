@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cwfed import data, models
+from cwfed.adversary import Adversary
 from cwfed.config import Config
 from cwfed.engine.bench import LocalTraining
 from cwfed.errors import ConfigError
+from cwfed.guard import Guard
 from cwfed.models import InputShape
 from cwfed.rng import stream, torch_stream
 from cwfed.types import Params
@@ -24,6 +27,12 @@ def deal(config: Config, data_dir: str | None = None) -> data.Federation:
     return data.share_out(
         dataset, config.partition_spec(), config.run.seed, config.data.validation, config.data.samples
     )
+
+
+def how_many(participation: float, clients: int) -> int:
+    """How many of the clients a round invites."""
+    count = int(participation) if participation > 1 else max(1, round(participation * clients))
+    return min(clients, count)
 
 
 class Blueprint:
@@ -44,6 +53,17 @@ class Blueprint:
         """Initial running statistics of norm layers, where they stay with the clients."""
         self.initial: Params = self._travelling(self.template)
         """The initial model as it travels."""
+        self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples)
+
+    def first_state(self) -> Any:
+        """The server's state before round 1."""
+        state = self.algorithm.init(self.fresh, self.task)
+        if self.config.guard.norm_bound and len(self.algorithm.send(state, 0).models) != 1:
+            raise ConfigError(
+                "guard.norm_bound compares an upload with the one model that the client was sent, "
+                f"and {self.config.algorithm_name} does not send one model: set it to 0"
+            )
+        return state
 
     def fresh(self, number: int) -> Params:
         """The number-th random initial model."""
@@ -110,7 +130,12 @@ class Experiment(Blueprint):
         self.newcomers = sorted(int(c) for c in mixed[: config.data.newcomers])
         """Clients that never take part."""
         self.members = sorted(int(c) for c in mixed[config.data.newcomers :])
+        self.adversaries = self._choose_adversaries()
         self.evaluated = self._choose_evaluated()
+
+    def participants(self) -> int:
+        """How many clients a round invites."""
+        return how_many(self.config.train.participation, self.clients - self.config.data.newcomers)
 
     def _check_participation(self) -> None:
         newcomers, wanted = self.config.data.newcomers, self.config.train.participation
@@ -119,12 +144,33 @@ class Experiment(Blueprint):
             raise ConfigError(f"data.newcomers = {newcomers} leaves none of the {self.clients} clients")
         if wanted > max(1, members):
             raise ConfigError(f"train.participation = {wanted:g}, but only {members} clients can take part")
+        least, invited = self.config.guard.least, self.participants()
+        if least > invited:
+            raise ConfigError(f"guard.least = {least}, but a round has only {invited} participants")
+
+    def _choose_adversaries(self) -> dict[int, Adversary]:
+        """By client, what it does to the models it sends."""
+        how = self.config.adversary
+        if how.clients >= len(self.members):
+            raise ConfigError(
+                f"adversary.clients = {how.clients} leaves no honest client: {len(self.members)} can take part"
+            )
+        if how.target >= self.federation.data.classes:
+            raise ConfigError(
+                f"adversary.target = {how.target}, but the classes are 0 to {self.federation.data.classes - 1}"
+            )
+        mixed = stream(self.config.run.seed, "adversaries").permutation(self.members)
+        return {int(c): Adversary(how.attack, how.strength, how.target) for c in mixed[: how.clients]}
 
     def _choose_evaluated(self) -> list[int]:
-        wanted = self.config.run.evaluate_clients or len(self.members)
-        if wanted > len(self.members):
-            raise ConfigError(f"run.evaluate_clients = {wanted}, but only {len(self.members)} clients can take part")
-        chosen = stream(self.config.run.seed, "evaluated").permutation(self.members)[:wanted]
+        """Honest clients only: how well an adversary is served is nobody's concern."""
+        honest = len(self.members) - len(self.adversaries)
+        wanted = self.config.run.evaluate_clients or honest
+        if wanted > honest:
+            what = "honest clients" if self.adversaries else "clients"
+            raise ConfigError(f"run.evaluate_clients = {wanted}, but only {honest} {what} can take part")
+        mixed = stream(self.config.run.seed, "evaluated").permutation(self.members)
+        chosen = [c for c in mixed if c not in self.adversaries][:wanted]
         if not any(len(self.federation.shards[c].test) for c in chosen):
             raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")
         return sorted(int(c) for c in chosen)

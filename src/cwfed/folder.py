@@ -24,7 +24,19 @@ from cwfed.events import Event
 from cwfed.simulation import Progress, from_tree, to_tree
 from cwfed.types import Params
 
-ADDED_LATER = {"train.precision": "fp32", "guard.least": 1}
+ADDED_LATER = {
+    "train.precision": "fp32",
+    "guard.least": 1,
+    "guard.most_samples": 10**9,
+    "guard.norm_bound": 0.0,
+    "adversary.clients": 0,
+    "adversary.attack": "class-capture",
+    "adversary.strength": 100.0,
+    "adversary.target": 0,
+    "algorithm.class_cap": 1.0,
+    "algorithm.robust": "mean",
+    "algorithm.trim": 0.1,
+}
 """Settings that older runs do not have: at these values they mean what was done then."""
 FREE_TO_CHANGE = {
     "run.engine",

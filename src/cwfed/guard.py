@@ -1,17 +1,20 @@
 """Refuses bad updates before they reach the mixing: one NaN in one upload would be in everybody's next model.
 
-Pure: says what is wrong with an upload, in words for the log; who calls it leaves the upload out of the round.
+Pure: says what is wrong with an upload, in words for the log; who calls it leaves the upload out of the round. What is
+well formed may still be meant badly: `bounded` scales updates back that are much longer than the others'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+import torch
 from torch import Tensor
 
 from cwfed.algorithms import FedAvg
+from cwfed.mixing import rows
 from cwfed.types import Form, Params, Task
 
 MOST_SAMPLES = 10**9
@@ -40,9 +43,30 @@ class Guard:
 
     def problem(self, model: Mapping[str, Tensor], beside: Mapping[str, Tensor], samples: float) -> str:
         """Why this upload is refused; "" where it is fine."""
+        return misfit(model, self.model, "the model") or self._problem_beside(beside, samples)
+
+    def problems(self, stack: Params, beside: Sequence[Params], samples: Sequence[float]) -> dict[int, str]:
+        """The same for uploads whose models are stacked already, by row; only who stands out has an entry.
+
+        A model in a stack has the stack's names, shapes and dtypes, so one sum a row says whether to look closer.
+        """
+        sums = [rows(w).sum(1) for w in stack.values()] if samples else []
+        suspect = (~torch.stack(sums).isfinite().all(0)).tolist() if sums else [False] * len(samples)
+        found = {}
+        for row, (sent, count) in enumerate(zip(beside, samples, strict=True)):
+            if suspect[row]:
+                problem = self.problem({name: w[row] for name, w in stack.items()}, sent, count)
+            else:
+                problem = self._problem_beside(sent, count)
+            if problem:
+                found[row] = problem
+        return found
+
+    def _problem_beside(self, beside: Mapping[str, Tensor], samples: float) -> str:
+        """What is wrong with all that is not the model."""
         if not 0 < samples <= self.most_samples or samples != int(samples):
             return f"{samples:g} training samples, which must be a whole number from 1 to {self.most_samples:,}"
-        return misfit(model, self.model, "the model") or misfit(beside, self.beside, "what comes beside the model")
+        return misfit(beside, self.beside, "what comes beside the model")
 
 
 def misfit(tensors: Mapping[str, Tensor], forms: Mapping[str, Form], what: str) -> str:
@@ -68,3 +92,35 @@ def misfit(tensors: Mapping[str, Tensor], forms: Mapping[str, Form], what: str) 
 def is_finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite. One sum finds most of it: NaN and infinity do not go away in sums."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def bounded(stack: Params, sent: Callable[[int], Params], bound: float) -> tuple[Params, list[int]]:
+    """Uploads whose updates w_i - w_sent are at most `bound` times as long as the median one; and which rows were longer.
+
+    `sent(i)` is the model that the i-th client was sent. A longer update keeps its direction. The median is of this round's
+    updates: no length has to be guessed beforehand, and fewer than half of the clients cannot move it far.
+    """
+    names = [name for name, w in stack.items() if w.is_floating_point()]
+
+    def update(row: int) -> Params:
+        start = sent(row)
+        return {name: stack[name][row] - start[name] for name in names}
+
+    count = len(next(iter(stack.values())))
+    norms = torch.stack([length(update(row)) for row in range(count)])
+    limit = bound * norms.quantile(0.5)
+    longer = torch.nonzero(norms > limit).flatten().tolist()
+    if not longer:
+        return stack, []
+    scaled = {name: w.clone() if name in names else w for name, w in stack.items()}
+    for row in longer:
+        start, factor = sent(row), float(limit / norms[row])
+        for name, step in update(row).items():
+            scaled[name][row] = start[name] + factor * step
+    return scaled, longer
+
+
+def length(model: Params) -> Tensor:
+    """The l2 norm of all numbers of a model together."""
+    norms = [torch.linalg.vector_norm(w, dtype=torch.float64) for w in model.values()]
+    return torch.stack(norms).square().sum().sqrt()

@@ -54,6 +54,55 @@ def class_weights(shares: Tensor, prior: Tensor) -> Tensor:
     return torch.where(total > 0, joint / total.clamp_min(torch.finfo(joint.dtype).tiny), shares[:, None])
 
 
+def capped(weights: Tensor, cap: float) -> Tensor:
+    """Weights (participants x K) of which none is above `cap`; every column still sums to 1.
+
+    What is above the cap goes to the others in proportion to their weights (equally where those are all zero), as
+    often as that puts somebody else above it. Where cap * participants < 1 that cannot be: then all are equal.
+    """
+    most = weights.new_tensor(max(cap, 1 / len(weights)))
+    full = torch.zeros_like(weights, dtype=torch.bool)
+    result = weights
+    while (over := ~full & (result > most)).any():
+        full |= over
+        others = torch.where(full, 0.0, weights)
+        others = torch.where((others.sum(0) > 0) | full, others, 1.0)
+        left = (1 - most * full.sum(0)).clamp_min(0)
+        share = left / others.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
+        result = torch.where(full, most, others * share)
+    return result
+
+
+MEDIAN = 0.5 - 1e-6
+"""The share to cut off each end that leaves the median: of two in the middle the mean, whatever rounding does to 0.5."""
+SORTED = 2**21
+"""So many numbers are sorted at once: some 50 MB of work space."""
+
+
+def trimmed(weights: Tensor, stack: Params, trim: float) -> Params:
+    """Like `mix`, but coordinate by coordinate the weighted mean of the middle: one model per row of the weights.
+
+    Of each number the participants' values are sorted, and of their weight `trim` is cut off at both ends; a value
+    that is cut in two counts with what is left of it. trim = 0 is `mix`, trim = MEDIAN the weighted median.
+    """
+    models = {}
+    for name, w in stack.items():
+        parts = rows(w).tensor_split(max(1, w.numel() // SORTED), dim=1)
+        models[name] = torch.cat([_middle(weights, part, trim) for part in parts], 1).view(len(weights), *w.shape[1:])
+    return models
+
+
+def _middle(weights: Tensor, values: Tensor, trim: float) -> Tensor:
+    """The trimmed means (K x columns) of the columns of `values` (participants x columns)."""
+    ordered, order = values.sort(0)
+    means = []
+    for row in weights:
+        upto = row[order].cumsum(0)
+        kept = upto.clamp(trim, 1 - trim).diff(dim=0, prepend=torch.full_like(upto[:1], trim))
+        means.append((kept * ordered).sum(0) / kept.sum(0))
+    return torch.stack(means).to(values.dtype)
+
+
 def gram(stack: Params) -> Tensor:
     """Inner products of all pairs of models: one matrix product a tensor, in float64."""
     matrices = (rows(w).double() for w in stack.values())

@@ -17,17 +17,20 @@ from cwfed import engine, manifest, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
-from cwfed.engine.bench import Bench, ClientView
+from cwfed.engine.bench import ClientView
 from cwfed.engine.precision import require_bf16
-from cwfed.events import Newcomers, PhaseResult, Portrait, Round, Started
-from cwfed.experiment import Experiment
+from cwfed.errors import RunError
+from cwfed.events import Newcomers, PhaseResult, Round, Started
+from cwfed.experiment import Experiment, how_many
+from cwfed.guard import bounded
+from cwfed.portrait import portray
 from cwfed.rng import stream
 from cwfed.types import Download, Params, Uploads, nbytes
 
 REMEMBERED = 2**28
 """Bytes of personal models that are kept from one round's evaluation to the next round's training."""
-PORTRAYED = 200
-"""At most this many clients are portrayed after the last round, fewer where their output layers are large."""
+FUTILE = 3
+"""After so many rounds in a row in which every update was refused, a run is given up."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,10 @@ class Simulation(Experiment):
         super().__init__(config, data_dir)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
-        participants = how_many(train.participation, len(self.members))
         self.engine = engine.choose(
             run.engine,
             run.workers,
-            participants,
+            self.participants(),
             self.algorithm,
             self.template,
             self.federation,
@@ -78,12 +80,12 @@ class Simulation(Experiment):
             self.training(),
             run.compile,
             train.rounds,
-            steady=participants == len(self.members) and train.dropout == 0,
+            steady=self.participants() == len(self.members) and train.dropout == 0,
         )
 
     def start(self) -> Progress:
         """Before round 1."""
-        return Progress(0, self.algorithm.init(self.fresh, self.task))
+        return Progress(0, self.first_state())
 
     def started(self) -> Started:
         """The first event of the run."""
@@ -104,11 +106,16 @@ class Simulation(Experiment):
     # --- the rounds
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Round]]:
-        """Carry out the rounds that are left; after each, where the run is and what happened."""
+        """Carry out the rounds that are left; after each, where the run is and what happened.
+
+        A run in which every update is refused would go on for ever and learn nothing: it is an error after a few rounds.
+        """
+        rounds, futile = self.config.train.rounds, 0
         with one_compute_thread():
-            while progress.round < self.config.train.rounds:
+            while progress.round < rounds:
                 progress, event = self._round(progress)
                 yield progress, event
+                futile = count_futile(futile, event, self.participants(), rounds)
 
     def _round(self, before: Progress) -> tuple[Progress, Round]:
         number = before.round + 1
@@ -126,10 +133,24 @@ class Simulation(Experiment):
         visited = self.engine.visit(number, [self._visit(before, c) for c in participants], stack)
         down += sum(v.downloaded for v in visited)
         keeps = {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
-        kept = before.kept | {client: what for client, what in keeps.items() if what}
+        self._tamper(visited, stack)
+        up = nbytes({name: stack[name] for name in self.guard.model}) + sum(nbytes(v.extras) for v in visited)
         clock.lap("train")
 
-        # 3. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
+        # 3. Check what arrived. Who is refused is from here on like one who was lost: nothing of its round stays.
+        refused = self._refused(number, visited, stack)
+        good = [row for row, v in enumerate(visited) if v.client not in refused]
+        skipped = ""
+        if len(good) < self.config.guard.least:
+            skipped = f"{len(good)} good updates, and guard.least = {self.config.guard.least}"
+            good = []
+        if len(good) < len(visited):
+            visited, stack = [visited[row] for row in good], {name: w[good] for name, w in stack.items()}
+        participants = [v.client for v in visited]
+        kept = before.kept | {client: keeps[client] for client in participants if keeps[client]}
+        clock.lap("guard")
+
+        # 4. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
         evaluate = number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
         took_part = set(participants)
         trained = {c: s for c, s in before.trained.items() if c not in took_part}
@@ -137,14 +158,15 @@ class Simulation(Experiment):
             trained = trained | self._measure_trained(participants, stack, kept, known=trained)
         clock.lap("evaluate")
 
-        # 4. The server aggregates what arrived; a round without any participant changes nothing.
-        server, up = before.server, 0
+        # 5. The server aggregates what is good; a round without any participant changes nothing.
+        server, scaled_back = before.server, list[int]()
         if visited:
-            uploads = self._uploads(visited, stack)
-            server, up = self.algorithm.aggregate(before.server, uploads), uploads.nbytes
+            uploads, scaled_back = self._uploads(before.server, visited, stack)
+            server = self.algorithm.aggregate(before.server, uploads)
+            stack = stack | uploads.models
         clock.lap("aggregate")
 
-        # 5. Measure the models that the server hands out next.
+        # 6. Measure the models that the server hands out next.
         after = Progress(number, server, kept, trained if self.algorithm.keeps_model else {})
         received_result = trained_result = None
         if evaluate:
@@ -153,7 +175,7 @@ class Simulation(Experiment):
             trained_result = self._result(received | trained)
         clock.lap("evaluate")
 
-        # 6. Say what happened.
+        # 7. Say what happened.
         p, estimate = self._distributions(participants, stack)
         is_last = number == self.config.train.rounds
         event = Round(
@@ -169,7 +191,10 @@ class Simulation(Experiment):
             trained=trained_result,
             down=down,
             up=up,
-            portrait=self.portray(after, participants, stack) if is_last else None,
+            refused={str(client): why for client, why in refused.items()},
+            skipped=skipped,
+            scaled_back=scaled_back,
+            portrait=portray(self, after, participants, stack) if is_last else None,
             seconds=clock.laps("report"),
         )
         return after, event
@@ -180,7 +205,7 @@ class Simulation(Experiment):
             client,
             lambda: self._send(server, client),
             self._own(progress, client),
-            self._statistics(progress.kept, client),
+            self.statistics(progress.kept, client),
         )
 
     def _send(self, server: Any, client: int) -> Download:
@@ -204,18 +229,47 @@ class Simulation(Experiment):
         kept = progress.kept.get(client)
         return {n: kept[n] for n in self.initial} if kept else self.initial
 
-    def _statistics(self, kept: dict[int, Params], client: int) -> Params:
+    def statistics(self, kept: dict[int, Params], client: int) -> Params:
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
-    def _uploads(self, visited: Sequence[Visited], stack: Params) -> Uploads:
-        names = visited[0].extras
-        return Uploads(
-            clients=tuple(v.client for v in visited),
-            models={name: stack[name] for name in self.algorithm.uploaded(tuple(stack), self.task)},
-            counts=torch.tensor([len(self.federation.shards[v.client].train) for v in visited]),
-            extras={name: torch.stack([v.extras[name].cpu() for v in visited]) for name in names},
+    def _tamper(self, visited: Sequence[Visited], stack: Params) -> None:
+        """Adversaries send something else than what they trained; they keep that for themselves."""
+        for row, client in enumerate(v.client for v in visited):
+            if client in self.adversaries:
+                trained = {name: w[row] for name, w in stack.items()}
+                sent = self.adversaries[client].tamper(trained, self.task.output_weight)
+                for name, w in sent.items():
+                    stack[name][row] = w
+
+    def _refused(self, number: int, visited: Sequence[Visited], stack: Params) -> dict[int, str]:
+        """By client, why its update is left out of the round."""
+        models = {name: stack[name] for name in self.guard.model}
+        problems = self.guard.problems(models, [v.extras for v in visited], self._samples(visited))
+        for row, v in enumerate(visited):
+            if not np.isfinite(v.loss + v.penalty):
+                problems[row] = (
+                    f"the loss of client {v.client} in round {number} is not a finite number: "
+                    "the training diverged; lower train.lr (or the weight of the penalty)"
+                )
+        return {visited[row].client: why for row, why in sorted(problems.items())}
+
+    def _samples(self, visited: Sequence[Visited]) -> list[int]:
+        return [len(self.federation.shards[v.client].train) for v in visited]
+
+    def _uploads(self, server: Any, visited: Sequence[Visited], stack: Params) -> tuple[Uploads, list[int]]:
+        """What is aggregated, and whose update was scaled back for it."""
+        clients = tuple(v.client for v in visited)
+        models, longer = {name: stack[name] for name in self.guard.model}, list[int]()
+        if bound := self.config.guard.norm_bound:
+            models, longer = bounded(models, lambda row: self._send(server, clients[row]).model, bound)
+        uploads = Uploads(
+            clients=clients,
+            models=models,
+            counts=torch.tensor(self._samples(visited)),
+            extras={name: torch.stack([v.extras[name].cpu() for v in visited]) for name in self.guard.beside},
         )
+        return uploads, [clients[row] for row in longer]
 
     # --- measuring
 
@@ -226,7 +280,7 @@ class Simulation(Experiment):
 
     def _measure_received(self, progress: Progress) -> dict[int, Score]:
         candidates = [
-            Candidate(c, self.personal(progress, c), self._statistics(progress.kept, c)) for c in self.evaluated
+            Candidate(c, self.personal(progress, c), self.statistics(progress.kept, c)) for c in self.evaluated
         ]
         return dict(zip(self.evaluated, self.engine.measure(candidates), strict=True))
 
@@ -240,8 +294,8 @@ class Simulation(Experiment):
         if self.algorithm.keeps_model:
             stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
             own = {c: {n: kept[c][n] for n in self.initial} for c in stale}
-        candidates = [Candidate(c, partial(_row, stack, row), self._statistics(kept, c)) for c, row in rows.items()]
-        candidates += [Candidate(c, partial(as_it_is, model), self._statistics(kept, c)) for c, model in own.items()]
+        candidates = [Candidate(c, partial(_row, stack, row), self.statistics(kept, c)) for c, row in rows.items()]
+        candidates += [Candidate(c, partial(as_it_is, model), self.statistics(kept, c)) for c, model in own.items()]
         return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
@@ -265,39 +319,6 @@ class Simulation(Experiment):
 
     # --- after the last round
 
-    def portray(self, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
-        """The output layers of the models as they are now; none where a mixture has overflowed."""
-        name = self.task.output_weight
-        most = max(1, min(PORTRAYED, REMEMBERED // (8 * self.initial[name].numel())))
-        clients = self.evaluated[:most]
-        rows = {c: row for row, c in enumerate(participants)}
-
-        def received(bench: Bench, client: int) -> Tensor:
-            view = bench.view(client, self._statistics(after.kept, client))
-            return self.personal(after, client)(view)[name].to("cpu", torch.float64)
-
-        def trained(client: int) -> list[float] | None:
-            own = stack[name][rows[client]] if client in rows else after.kept.get(client, {}).get(name)
-            return None if own is None else _digits(own.double().norm(dim=1))
-
-        handed_out = torch.stack(self.engine.map(received, clients))
-        if not handed_out.isfinite().all():
-            return None
-        classes = self.algorithm.class_models(after.server).get(name)
-        mixture: list[list[float] | None] | None = None
-        is_uploaded = name in self.algorithm.uploaded(tuple(stack), self.task)
-        found = is_uploaded and 0 < len(participants) <= most and mixing.unmix(handed_out, stack[name].double())
-        if found:
-            mixture = [_digits(row) if is_one else None for row, is_one in zip(*found, strict=True)]
-        return Portrait(
-            clients=clients,
-            distribution=[_digits(row) for row in self.true_distributions(clients)],
-            received=[_digits(norms) for norms in handed_out.norm(dim=2)],
-            trained=[trained(client) for client in clients],
-            mixture=mixture,
-            classes=None if classes is None else [_digits(norms) for norms in classes.double().norm(dim=2)],
-        )
-
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Measure the models that clients get which never took part."""
         if not self.newcomers:
@@ -308,7 +329,7 @@ class Simulation(Experiment):
             for c in self.newcomers:
                 counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
                 model = self.algorithm.newcomer(progress.server, counts)
-                statistics = self._statistics(progress.kept, c)
+                statistics = self.statistics(progress.kept, c)
                 candidates.append(Candidate(c, partial(as_it_is, model), statistics))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
@@ -317,7 +338,7 @@ class Simulation(Experiment):
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
-        statistics = self._statistics(progress.kept, client)
+        statistics = self.statistics(progress.kept, client)
         if self.algorithm.phase == "trained" and all(n in kept for n in self.initial):
             return {n: kept[n] for n in self.initial} | statistics
         (model,) = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c, statistics)), [client])
@@ -371,10 +392,14 @@ def phase_result(scores: Sequence[Score], tests: Sequence[int], validations: Seq
     )
 
 
-def how_many(participation: float, clients: int) -> int:
-    """How many of the clients a round invites."""
-    count = int(participation) if participation > 1 else max(1, round(participation * clients))
-    return min(clients, count)
+def count_futile(before: int, event: Round, invited: int, rounds: int) -> int:
+    """In how many rounds in a row every update was refused; an error after a few."""
+    if not 0 < len(event.refused) == invited - len(event.dropped):
+        return 0
+    if before + 1 >= min(FUTILE, rounds):
+        why = next(iter(event.refused.values()))
+        raise RunError(f"every update of the last {before + 1} rounds was refused: {why}")
+    return before + 1
 
 
 def invite(config: Config, clients: Sequence[int], number: int) -> list[int]:
@@ -446,11 +471,6 @@ class Clock:
 
 def _row(stack: Params, row: int, view: ClientView) -> Params:
     return {name: w[row] for name, w in stack.items()}
-
-
-def _digits(values: Tensor) -> list[float]:
-    """Five digits are enough for a picture."""
-    return [float(f"{value:.5g}") for value in values.tolist()]
 
 
 def finite(value: float) -> float | None:

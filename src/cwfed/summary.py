@@ -43,6 +43,8 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
     seconds: Counter[str] = Counter()
     for r in rounds:
         seconds.update(r.seconds)
+    refused = Counter(client for r in rounds for client in r.refused)
+    skipped = [r.round for r in rounds if r.refused and r.skipped]
     return {
         "algorithm": started.algorithm,
         "dataset": started.dataset,
@@ -69,6 +71,8 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
         "traffic": {"down": sum(r.down for r in rounds), "up": sum(r.up for r in rounds)},
         "seconds": {**{k: round(v, 3) for k, v in seconds.items()}, "total": round(sum(seconds.values()), 3)},
         "notes": [e.message for e in events if isinstance(e, Note)],
+        **({"refused": dict(refused)} if refused else {}),  # updates of each client that the guard left out
+        **({"skipped": skipped} if skipped else {}),  # rounds that too few good updates were left for
     }
 
 

@@ -234,7 +234,85 @@ def test_a_block_of_layers_is_chosen_by_path_never_by_substring():
         task.select("layer")
 
 
-@pytest.mark.parametrize("bad", [{"wdr": -1.0}, {"objective": CwFedAvg()}])
+# --- defences
+
+
+def test_a_captured_class_by_hand():
+    """Three clients hold class 0 alike; one of them makes its row a hundred times as long."""
+    honest, attacker = model(0.0, [[1.0], [1.0]], [0.0, 0.0]), model(0.0, [[100.0], [1.0]], [0.0, 0.0])
+    ups = uploads([0, 1, 2], [honest, honest, attacker], [10, 10, 10])
+
+    def row(**options):
+        algorithm = CwFedAvg(**options)
+        state = algorithm.aggregate(start(algorithm), ups)
+        return algorithm.class_models(state)["output.weight"][0, 0, 0].item()
+
+    # p~ = 1/2, 1/2, 100/101: the attacker has q = (100/101) / (1 + 100/101) = 100/201 of class 0, and what it sends
+    # is long besides: 101/201 * 1 + 100/201 * 100
+    assert row() == pytest.approx((101 + 10_000) / 201)
+    # a cap bounds the share, but not what it is a share of: 0.7 * 1 + 0.3 * 100. (It must be above 1/3: they are three.)
+    assert row(class_cap=0.4) == pytest.approx(0.6 + 0.4 * 100)
+    # the honest have just more than half of the weight
+    assert row(robust="median") == pytest.approx(1.0)
+    # half is not cut off by a trim of 0.3: from 0.3 to 0.7 of the weight, the attacker has 0.7 - 101/201
+    part = 0.7 - 101 / 201
+    assert row(robust="trimmed", trim=0.3) == pytest.approx((0.4 - part + part * 100) / 0.4, rel=1e-5)
+    assert row(robust="trimmed", trim=0.4, class_cap=0.4) == pytest.approx(1.0)
+
+
+def test_a_class_that_few_hold_needs_both_cap_and_median():
+    """Client 0 alone holds class 0, weakly; the attacker then has more than half of it, and the median is its value."""
+    holder, other = model(0.0, [[1.0], [1.0]], [0.0, 0.0]), model(0.0, [[0.0], [1.0]], [0.0, 0.0])
+    attacker = model(0.0, [[100.0], [0.0]], [0.0, 0.0])
+    ups = uploads([0, 1, 2], [holder, other, attacker], [10, 10, 10])
+
+    def row(**options):
+        algorithm = CwFedAvg(robust="median", **options)
+        return algorithm.class_models(algorithm.aggregate(start(algorithm), ups))["output.weight"][0, 0, 0].item()
+
+    assert row() == pytest.approx(100.0)
+    assert row(class_cap=0.45) == pytest.approx(
+        1.0
+    )  # 0.45 attacker, 0.45 holder, 0.1 other: the half is the holder's
+
+
+@pytest.mark.parametrize("off", [["algorithm.class_cap=1.0"], ["algorithm.robust=mean", "algorithm.trim=0.3"]])
+def test_defences_that_are_off_are_what_was_there_bit_for_bit(off):
+    plain, plain_events = finish(Simulation(small()))
+    same, same_events = finish(Simulation(small(*off)))
+    assert leaves(plain.server) == leaves(same.server)
+    assert [without_seconds(e) for e in plain_events] == [without_seconds(e) for e in same_events]
+
+
+def test_trimmed_by_nothing_is_the_mean_but_for_rounding():
+    plain, _ = finish(Simulation(small("algorithm.layers=all")))
+    trimmed, _ = finish(Simulation(small("algorithm.layers=all", "algorithm.robust=trimmed", "algorithm.trim=0")))
+    algorithm = CwFedAvg(layers="all")
+    for client in range(6):
+        there = algorithm.send(plain.server, client).model
+        for name, w in algorithm.send(trimmed.server, client).model.items():
+            torch.testing.assert_close(w, there[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed"])
+def test_robust_class_models_keep_k_class_models(robust):
+    progress, events = finish(Simulation(small(f"algorithm.robust={robust}", "train.rounds=12")))
+    assert {len(w) for w in progress.server["basis"].values()} == {10}  # six participants would be fewer
+    assert torch.equal(progress.server["recipe"], torch.eye(10, dtype=torch.float64))
+    assert events[-1].received.accuracy > 0.5
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"wdr": -1.0},
+        {"objective": CwFedAvg()},
+        {"class_cap": 0.0},
+        {"class_cap": 1.5},
+        {"trim": 0.5},
+        {"trim": -0.1},
+    ],
+)
 def test_impossible_settings(bad):
     with pytest.raises(ConfigError, match="cwfedavg"):
         CwFedAvg(**bad)

@@ -10,6 +10,7 @@ from cwfed import checkpoint, session
 from cwfed.algorithms import ALGORITHMS, build, describe, name_of
 from cwfed.cost import costs
 from cwfed.data import Dataset, Federation, Shard
+from cwfed.guard import form_of
 from cwfed.simulation import Simulation, from_tree, to_tree
 from cwfed.types import nbytes
 from tests.conftest import finish, leaves, small, two_blobs, without_seconds
@@ -193,6 +194,106 @@ def test_its_config_table_builds_it_again(name):
     algorithm = build(name)
     assert name_of(algorithm) == name
     assert build(describe(algorithm, name)) == algorithm
+
+
+# --- the guard
+
+
+class Watched:
+    """What a simulation's server was given, round by round."""
+
+    def __init__(self, simulation: Simulation, monkeypatch) -> None:
+        self.uploads = []
+        cls = type(simulation.algorithm)
+        aggregate = cls.aggregate
+
+        def watch(algorithm, state, up):
+            self.uploads.append(up)
+            return aggregate(algorithm, state, up)
+
+        monkeypatch.setattr(cls, "aggregate", watch)
+
+
+def uploads_of(simulation: Simulation, monkeypatch):
+    watched = Watched(simulation, monkeypatch)
+    finish(simulation)
+    monkeypatch.undo()
+    return watched.uploads
+
+
+SENDING_MORE = {"fedfomo": ["algorithm.downloads=2"], "cwfedavg": ["algorithm.distribution=empirical"]}
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_the_guard_knows_what_an_honest_upload_looks_like(name, more, monkeypatch):
+    """`beside` is exactly what `finish` sends: nothing of an honest run is refused, and nothing is missing."""
+    simulation = Simulation(settings_of(name, *SENDING_MORE.get(name, []) if more else []))
+    guard = simulation.guard
+    rounds = uploads_of(simulation, monkeypatch)
+    assert len(rounds) == 3
+    for up in rounds:
+        assert up.clients == tuple(range(6))
+        for row, count in enumerate(up.counts.tolist()):
+            model, beside = ({n: w[row] for n, w in kind.items()} for kind in (up.models, up.extras))
+            assert form_of(beside) == {
+                n: form._replace(low=-torch.inf, high=torch.inf) for n, form in guard.beside.items()
+            }
+            assert guard.problem(model, beside, count) == ""
+
+
+def test_the_guard_refuses_everything_else(name, monkeypatch):
+    simulation = Simulation(settings_of(name, *SENDING_MORE.get(name, []), "train.rounds=1"))
+    guard = simulation.guard
+    (up,) = uploads_of(simulation, monkeypatch)
+    model, beside = ({n: w[0] for n, w in kind.items()} for kind in (up.models, up.extras))
+    for samples in (0, -1, 2.5, 10**12, float("nan"), float("inf")):
+        assert "training samples" in guard.problem(model, beside, samples)
+    for kind, others in ((model, lambda bad: (bad, beside)), (beside, lambda bad: (model, bad))):
+        for n, w in kind.items():
+            bad = [
+                {k: v for k, v in kind.items() if k != n},
+                kind | {"stowaway": w},
+                kind | {n: torch.stack([w, w])},
+                kind | {n: w.to(torch.float16)},
+            ]
+            if w.is_floating_point():
+                bad += [kind | {n: torch.full_like(w, value)} for value in (torch.nan, torch.inf, -torch.inf)]
+            assert all(guard.problem(*others(one), 10) for one in bad), n
+    assert guard.problem(model, beside, 10) == ""
+
+
+def test_a_refused_client_is_like_one_that_was_lost(name, monkeypatch):
+    """The same state, the same models kept, the same numbers; only the traffic differs: what is bad was sent too."""
+    batch_norm = [
+        "model.name=tests.engine.test_engines:with_batch_norm",
+        "model.options={}",
+        "train.batch_norm=local",
+    ]
+    config = settings_of(name, *batch_norm, "train.rounds=3")
+    bad = {(2, 1), (2, 4), (3, 0)}  # rounds and clients
+    monkeypatch.setattr(Simulation, "_is_lost", lambda self, number, client: (number, client) in bad)
+    lost, lost_events = finish(Simulation(config))
+    monkeypatch.undo()
+
+    def refuse(self, number, visited, stack):
+        found = {v.client: "bad" for v in visited if (number, v.client) in bad}
+        for row, v in enumerate(visited):
+            if v.client in found:
+                for w in stack.values():
+                    w[row] = torch.nan
+        return found
+
+    monkeypatch.setattr(Simulation, "_refused", refuse)
+    refused, events = finish(Simulation(config))
+    assert leaves(to_tree(refused)) == leaves(to_tree(lost))
+    for event, other in zip(events, lost_events, strict=True):
+        assert {(event.round, int(c)) for c in event.refused} == {(event.round, c) for c in other.dropped}
+        seen, there = without_seconds(event), without_seconds(other)
+        for differs in ("refused", "dropped", "up", "down"):
+            seen.pop(differs)
+            there.pop(differs)
+        assert seen == there
+        assert event.up * len(event.participants) == other.up * 6
 
 
 def few_words() -> Dataset:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from cwfed.engine.bench import Diverged, LocalTraining, batches
-from cwfed.errors import ConfigError
+from cwfed.data import Dataset, Federation, Shard
+from cwfed.engine.bench import LocalTraining, batches
+from cwfed.errors import ConfigError, RunError
 from cwfed.simulation import Simulation, to_tree
-from tests.conftest import finish, leaves, small
+from tests.conftest import finish, leaves, small, two_blobs
 
 
 def with_dropout(shape, classes):
@@ -156,18 +157,57 @@ def test_newcomers_are_served_with_batch_norm():
     assert joined.histogram > 0.8
 
 
-def test_divergence_in_the_last_batch_is_noticed_too():
-    """The losses before it were finite; the weights after it are not."""
-    settings = ["data.partition=iid", "data.clients=100", "algorithm.name=fedavg", "train.lr=1e30"]
-    with pytest.raises(Diverged, match=r"client \d+ in round \d"):
-        finish(Simulation(small(*settings)))
+@pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "local"])
+def test_divergence_in_the_last_batch_is_noticed_too(engine, algorithm, monkeypatch):
+    """There is one batch, so the only loss is finite; the weights after it are not, and nobody keeps them."""
+    data = blobs_with_a_broken_client(1e30)
+    monkeypatch.setattr("cwfed.data.share_out", lambda *_: data)
+    settings = ["data.clients=3", f"run.engine={engine}", "train.batch_size=40", "train.lr=1e12"]
+    progress, (event,) = finish(Simulation(small(f"algorithm.name={algorithm}", "train.rounds=1", *settings)))
+    assert event.participants == [0, 2]
+    assert "client 1 in round 1 is not a finite number" in event.refused["1"]
+    assert sorted(progress.kept) == ([0, 2] if algorithm == "local" else [])
+    models = [progress.server["model"], *progress.kept.values()]
+    assert all(w.isfinite().all() for model in models for w in model.values())
 
 
-@pytest.mark.parametrize("engine", ["loop", "threads"])
-def test_diverged_training_names_client_and_round(engine):
-    simulation = Simulation(small(f"run.engine={engine}", "train.lr=1e30"))
-    with pytest.raises(Diverged, match=r"client \d+ in round 1 is not a finite number.*lower train.lr"):
-        finish(simulation)
+@pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
+def test_a_run_that_always_diverges_is_given_up(engine):
+    """After three rounds in vain, with client and round in the sentence; the events of those rounds are there."""
+    simulation = Simulation(small(f"run.engine={engine}", "train.lr=1e30", "train.rounds=50"))
+    events = []
+    with pytest.raises(RunError, match=r"client \d+ in round 3 is not a finite number.*lower train.lr"):
+        events += (event for _, event in simulation.rounds(simulation.start()))
+    simulation.close()
+    with pytest.raises(RunError, match=r"client \d+ in round 1 is not a finite number.*lower train.lr"):
+        finish(Simulation(small(f"run.engine={engine}", "train.lr=1e30", "train.rounds=1")))
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
+def test_one_client_that_diverges_is_left_out_and_the_others_go_on(engine, monkeypatch):
+    data = blobs_with_a_broken_client(np.nan)
+    monkeypatch.setattr("cwfed.data.share_out", lambda *_: data)
+    settings = [
+        "data.clients=3",
+        f"run.engine={engine}",
+        "train.rounds=4",
+        "algorithm.name=fedavg",
+        "train.batch_size=5",
+    ]
+    progress, events = finish(Simulation(small(*settings)))
+    assert [(e.participants, list(e.refused)) for e in events] == [([0, 2], ["1"])] * 4
+    assert all(w.isfinite().all() for w in progress.server["model"].values())
+    assert events[-1].loss < events[0].loss
+
+
+def blobs_with_a_broken_client(factor: float) -> Federation:
+    """Three clients; the inputs of client 1 are multiplied."""
+    inputs, labels = two_blobs()
+    shards = [Shard(at + np.arange(40), at + np.arange(40, 50), at + np.arange(50, 60)) for at in (0, 60, 120)]
+    data = Dataset("blobs", inputs, labels.astype(np.int64), ("a", "b", "c", "d"))
+    data.inputs[60:100] *= factor
+    return Federation(data, shards)
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads"])

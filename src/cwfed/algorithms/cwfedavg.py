@@ -17,6 +17,10 @@ The lean form. Both aggregations are linear, so client i's model is sum_c a_ic w
 the participants c. The K class models need never exist: the state keeps the smaller of the two factors,
 K class models or the participants' models, and a recipe that makes a client's model from it.
 
+Defences against clients that mean harm (ours; not in the paper; off by default, see docs/security.md). p~ is a claim:
+whoever makes an output row long takes the class. `class_cap` bounds every q_ij; `robust` makes class models by a weighted
+median or trimmed mean of every coordinate, which is not linear: then the state keeps the K class models.
+
 Differences to the authors' code: theirs halves the coefficient (our `wdr` is the equation's, the paper's
 lambda = 10 is `wdr = 5`); theirs crashes when a client sits out (here it keeps its last p~).
 """
@@ -66,12 +70,22 @@ class CwFedAvg(FedAvg):
     """p~ read from the weights, or the true p that the clients then have to send (the ablation)."""
     wdr: float = 5.0
     """Coefficient of the weight distribution regulariser; 0 turns it off."""
+    class_cap: float = 1.0
+    """Most that one participant may have of a class model (its q_ij); 1 is no cap."""
+    robust: Literal["mean", "median", "trimmed"] = "mean"
+    """How class models are made of the uploads, weighted by q_ij: their mean, or coordinate by coordinate robustly."""
+    trim: float = 0.1
+    """With "trimmed": share of the weight that is cut off at both ends of each coordinate."""
     objective: FedAvg = field(default_factory=FedAvg)
     """The local objective that class-wise aggregation is combined with, such as FedProx's."""
 
     def __post_init__(self) -> None:
         if self.wdr < 0:
             raise ConfigError(f"cwfedavg: wdr must not be negative, it is {self.wdr}")
+        if not 0 < self.class_cap <= 1:
+            raise ConfigError(f"cwfedavg: class_cap must be above 0 and at most 1, it is {self.class_cap}")
+        if not 0 <= self.trim < 0.5:
+            raise ConfigError(f"cwfedavg: trim must be at least 0 and below 0.5, it is {self.trim}")
         server = ("adapt", "init", "send", "uploaded", "aggregate", "personal")
         own = [name for name in server if getattr(type(self.objective), name) is not getattr(FedAvg, name)]
         if own:
@@ -108,10 +122,11 @@ class CwFedAvg(FedAvg):
         prior[clients] = self._distributions(state, up)
 
         shares = mixing.sample_weights(up.counts)
-        recipe = mixing.class_weights(shares, prior[clients]).T  # K x participants: class models from uploads
+        weights = mixing.capped(mixing.class_weights(shares, prior[clients]), self.class_cap)
+        recipe = weights.T  # K x participants: class models from uploads
         basis = {name: up.models[name] for name in state["basis"]}
-        if len(recipe) < len(clients):
-            basis, recipe = mixing.mix(recipe, basis), torch.eye(len(recipe), dtype=recipe.dtype)
+        if self.robust != "mean" or len(recipe) < len(clients):
+            basis, recipe = self._class_models(recipe, basis), torch.eye(len(recipe), dtype=recipe.dtype)
         return ClassWise(
             shared=mixing.average({name: up.models[name] for name in state["shared"]}, shares),
             basis=basis,
@@ -119,6 +134,12 @@ class CwFedAvg(FedAvg):
             prior=prior,
             output=state["output"],
         )
+
+    def _class_models(self, weights: Tensor, uploads: Params) -> Params:
+        """w^G_j for all classes, as a stack: the only place where `robust` matters."""
+        if self.robust == "mean":
+            return mixing.mix(weights, uploads)
+        return mixing.trimmed(weights, uploads, mixing.MEDIAN if self.robust == "median" else self.trim)
 
     def _distributions(self, state: Any, up: Uploads) -> Tensor:
         if self.distribution == "empirical":

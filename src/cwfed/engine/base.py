@@ -47,6 +47,7 @@ class Visited:
 
     client: int
     loss: float
+    """Mean cross-entropy of its batches; not a finite number where the training diverged."""
     penalty: float
     downloaded: int
     extras: Params

@@ -42,16 +42,6 @@ class LocalTraining:
     precision: Precision = "fp32"
 
 
-class Diverged(RunError):
-    """A client's loss is not a finite number."""
-
-    def __init__(self, client: int, round_: int) -> None:
-        super().__init__(
-            f"the loss of client {client} in round {round_} is not a finite number: "
-            "the training diverged; lower train.lr (or the weight of the penalty)"
-        )
-
-
 class Stopped(Exception):
     """The run was interrupted; whoever is training gives up at the next batch."""
 
@@ -211,7 +201,10 @@ class Bench:
         round_: int,
         how: LocalTraining,
     ) -> tuple[float, float]:
-        """Train from a start on a client's data; the mean cross-entropy and penalty over its batches."""
+        """Train from a start on a client's data; the mean cross-entropy and penalty over its batches.
+
+        The former is NaN where a weight is no longer a finite number: the last step's loss is from before it.
+        """
         self.load(start.params | statistics)
         self.model.train()
         start = self.here(start)
@@ -239,9 +232,7 @@ class Bench:
         refuse_global_draws(drawn)
         mean_loss, mean_penalty = torch.stack(history).cpu().double().mean(0).tolist()
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
-        if not intact or not np.isfinite(mean_loss + mean_penalty):
-            raise Diverged(client, round_)
-        return mean_loss, mean_penalty
+        return mean_loss if intact else np.nan, mean_penalty
 
     @torch.inference_mode()
     def measure(self, indices: Indices) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:

@@ -28,7 +28,7 @@ from torch.func import functional_call, grad, vmap
 from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
 from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited, as_it_is
-from cwfed.engine.bench import Diverged, Stopped, batches, refuse_global_draws
+from cwfed.engine.bench import Stopped, batches, refuse_global_draws
 from cwfed.engine.embeddings import Table, along, lookups
 from cwfed.engine.traced import Traced
 from cwfed.errors import ConfigError, RunError
@@ -256,10 +256,7 @@ class Vmap(Loop):
         means = self._carry_out(alike, plans, group, tables)
         refuse_global_draws(drawn)
         sums = [rows_of(w).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
-        finite = torch.stack(sums).isfinite().all(0).cpu().numpy()
-        for visit, mean, intact in zip(visits, means, finite, strict=True):
-            if not intact or not np.isfinite(mean).all():
-                raise Diverged(visit.client, round_)
+        means[~torch.stack(sums).isfinite().all(0).cpu().numpy(), 0] = np.nan  # a weight is no number: so is the loss
         for name, stack in out.items():
             if name in tables:
                 tables[name].save(stack)

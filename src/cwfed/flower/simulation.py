@@ -33,6 +33,7 @@ from cwfed.flower.client import KEPT, Site, Worker, make_app
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.strategy import PersonalisedStrategy
+from cwfed.portrait import portray
 from cwfed.session import Runner, Summary
 from cwfed.simulation import FinalModels, Progress, Simulation, correlation, mean
 
@@ -73,7 +74,7 @@ class SimulatedRun(FederatedRun):
             event = replace(event, trained=replace(event.trained, clients=None, samples=None))
         if event.round == self.config.train.rounds and known:
             clients = [upload.client for upload in known]
-            portrait = self.simulation.portray(self._with_kept(after), clients, {name: stack})
+            portrait = portray(self.simulation, self._with_kept(after), clients, {name: stack})
             event = replace(event, portrait=portrait)
         return event
 

@@ -27,8 +27,8 @@ from cwfed.flower import wire
 from cwfed.flower.client import score_from
 from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan
-from cwfed.guard import Guard
-from cwfed.simulation import Clock, Progress, invite, is_lost, mean, phase_result
+from cwfed.guard import bounded
+from cwfed.simulation import Clock, Progress, count_futile, invite, is_lost, mean, phase_result
 from cwfed.types import Download, Params, Uploads, nbytes
 
 log = logging.getLogger("cwfed.flower")
@@ -61,6 +61,8 @@ class Turn:
     """Of the invited: who never answered."""
     refused: dict[str, str] = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
+    skipped: str = ""
+    scaled_back: list[int] = field(default_factory=list)
     down: int = 0
     up: int = 0
     down_to_measure: int = 0
@@ -76,7 +78,7 @@ class PersonalisedStrategy(Strategy):
     ) -> None:
         self.plan, self.config, self.blueprint = plan, plan.config, plan.blueprint
         self.algorithm = plan.blueprint.algorithm
-        self.guard = Guard.of(self.algorithm, self.blueprint.initial, self.blueprint.task)
+        self.guard = self.blueprint.guard
         self.members = Members(plan)
         self.progress = self.first()
         self.turn = Turn(0)
@@ -90,7 +92,7 @@ class PersonalisedStrategy(Strategy):
 
     def first(self) -> Progress:
         """Before round 1."""
-        return Progress(0, self.algorithm.init(self.blueprint.fresh, self.blueprint.task))
+        return Progress(0, self.blueprint.first_state())
 
     def summary(self) -> None:
         """Say what is about to happen."""
@@ -130,7 +132,7 @@ class PersonalisedStrategy(Strategy):
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each, where the federation is and what happened."""
         self.resume(progress)
-        nothing = ArrayRecord(), ConfigRecord()
+        nothing, futile = (ArrayRecord(), ConfigRecord()), 0
         while self.progress.round < self.config.train.rounds:
             for sentence in self.gather(grid):
                 yield self.progress, Note(sentence)
@@ -139,7 +141,9 @@ class PersonalisedStrategy(Strategy):
             self.aggregate_train(number, self.exchange(grid, sent))
             if sent := list(self.configure_evaluate(number, *nothing, grid)):
                 self.aggregate_evaluate(number, self.exchange(grid, sent))
-            yield self.progress, self.event()
+            event = self.event()
+            yield self.progress, event
+            futile = count_futile(futile, event, len(self.turn.invited), self.config.train.rounds)
 
     def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
         """Send messages and gather the answers that come in time; `stop` breaks it off."""
@@ -249,9 +253,12 @@ class PersonalisedStrategy(Strategy):
         turn.lost = sorted({*turn.lost, *waiting})
         turn.uploads.sort(key=lambda upload: upload.client)  # answers come in any order, sums must not
         turn.clock.lap("train")
-        server = self.progress.server
-        if turn.uploads and len(turn.uploads) >= self.config.guard.least:
-            server = self.algorithm.aggregate(server, self._stack(turn.uploads))
+        server, least = self.progress.server, self.config.guard.least
+        if len(turn.uploads) < least:
+            turn.skipped = f"{len(turn.uploads)} good updates, and guard.least = {least}"
+            turn.uploads = []
+        if turn.uploads:
+            server = self.algorithm.aggregate(server, self._stack(turn))
             self._ever |= {upload.client for upload in turn.uploads}
         kept = {} if not self.algorithm.keeps_model else dict(self.progress.trained)
         for upload in turn.uploads:
@@ -322,6 +329,8 @@ class PersonalisedStrategy(Strategy):
             down=turn.down,
             up=turn.up,
             refused=turn.refused,
+            skipped=turn.skipped,
+            scaled_back=turn.scaled_back,
             down_to_measure=turn.down_to_measure,
             seconds=turn.clock.laps("report"),
         )
@@ -390,11 +399,17 @@ class PersonalisedStrategy(Strategy):
             raise wire.BadMessage("more right answers than it has samples")
         return score
 
-    def _stack(self, uploads: list[Upload]) -> Uploads:
+    def _stack(self, turn: Turn) -> Uploads:
+        """What is aggregated: all in one stack, updates that are too long scaled back."""
+        uploads, clients = turn.uploads, tuple(upload.client for upload in turn.uploads)
         first = uploads[0]
+        models = {name: torch.stack([u.model[name] for u in uploads]) for name in first.model}
+        if bound := self.config.guard.norm_bound:
+            models, longer = bounded(models, lambda row: self.download(clients[row]).model, bound)
+            turn.scaled_back = [clients[row] for row in longer]
         return Uploads(
-            clients=tuple(upload.client for upload in uploads),
-            models={name: torch.stack([u.model[name] for u in uploads]) for name in first.model},
+            clients=clients,
+            models=models,
             counts=torch.tensor([u.metrics["samples"] for u in uploads]),
             extras={name: torch.stack([u.beside[name] for u in uploads]) for name in first.beside},
         )
