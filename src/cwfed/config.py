@@ -15,6 +15,7 @@ from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SourceSpec
 from cwfed.errors import ConfigError, did_you_mean
 from cwfed.models import MODELS
+from cwfed.privacy import Dial
 
 
 class Section(BaseModel):
@@ -123,6 +124,21 @@ class GuardSection(Section):
     """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
 
 
+class PrivacySection(Section):
+    """What clients do so that their uploads say less; `docs/privacy.md` has what it hides and what not."""
+
+    norms: Literal["exact", "noise", "coarse"] = "exact"
+    """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels."""
+    norm_noise: float = Field(0.5, ge=0)
+    """Standard deviation of that noise, in mean norms."""
+    norm_levels: int = Field(2, ge=1)
+    """To how many levels norms are rounded; 1 makes all equal."""
+
+    def dial(self) -> Dial:
+        """What the maths needs to know."""
+        return Dial(self.norms, self.norm_noise, self.norm_levels)
+
+
 class Config(Section):
     """A whole experiment. `Config()` is the digits experiment."""
 
@@ -132,6 +148,7 @@ class Config(Section):
     """`name` and the hyper-parameters of the algorithm; validated by the algorithm itself."""
     train: TrainSection = TrainSection()
     guard: GuardSection = GuardSection()
+    privacy: PrivacySection = PrivacySection()
     run: RunSection = RunSection()
 
     @model_validator(mode="after")

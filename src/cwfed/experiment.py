@@ -51,6 +51,7 @@ class Experiment:
         """Initial running statistics of norm layers, where they stay with the clients."""
         self.initial: Params = self._travelling(self.template)
         """The initial model as it travels."""
+        self._check_dial()
 
     def fresh(self, number: int) -> Params:
         """The number-th random initial model."""
@@ -80,6 +81,16 @@ class Experiment:
             raise ConfigError(
                 f"train.batch_size = {size} is larger than every client: the largest has {largest} training samples"
             )
+
+    def _check_dial(self) -> None:
+        """Blurring norms is refused where it would hide nothing."""
+        if self.config.privacy.norms == "exact":
+            return
+        name, what = self.config.algorithm_name, f'privacy.norms = "{self.config.privacy.norms}"'
+        if "class_counts" in self.algorithm.beside(self.initial, self.task):
+            raise ConfigError(f"{what} would hide nothing: with these settings {name} sends its class counts")
+        if self.task.output_weight not in self.algorithm.uploaded(tuple(self.initial), self.task):
+            raise ConfigError(f"{what} blurs the uploaded output layer, and {name} uploads none")
 
     def _try_model(self, model: nn.Module) -> None:
         """Two samples through the network: what does not fit shows here, and not as a riddle in round 1."""

@@ -24,7 +24,13 @@ from cwfed.events import Event
 from cwfed.simulation import Progress, from_tree, to_tree
 from cwfed.types import Params
 
-ADDED_LATER = {"train.precision": "fp32", "guard.least": 1}
+ADDED_LATER = {
+    "train.precision": "fp32",
+    "guard.least": 1,
+    "privacy.norms": "exact",
+    "privacy.norm_noise": 0.5,
+    "privacy.norm_levels": 2,
+}
 """Settings that older runs do not have: at these values they mean what was done then."""
 FREE_TO_CHANGE = {
     "run.engine",

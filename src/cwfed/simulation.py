@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed import engine, mixing
+from cwfed import engine, leak, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
 from cwfed.engine.bench import Bench, ClientView, LocalTraining
 from cwfed.engine.precision import require_bf16
-from cwfed.events import Newcomers, PhaseResult, Portrait, Round, Started
+from cwfed.events import Leak, Newcomers, PhaseResult, Portrait, Round, Started
 from cwfed.experiment import Experiment
 from cwfed.rng import stream
 from cwfed.types import Download, Params, Uploads, nbytes
@@ -53,6 +53,7 @@ class Simulation(Experiment):
         if config.train.precision == "bf16" and (note := require_bf16(self.device)):
             self.notes.append(note)
         super().__init__(config, data_dir)
+        self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
         how = LocalTraining(run.seed, train.lr, train.batch_size, train.epochs, train.precision)
@@ -112,7 +113,8 @@ class Simulation(Experiment):
 
         # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th participant's.
         stack = {n: torch.empty(len(participants), *t.shape, dtype=t.dtype) for n, t in self.initial.items()}
-        visited = self.engine.visit(number, [self._visit(before, c) for c in participants], stack)
+        sent: dict[int, Params] = {}
+        visited = self.engine.visit(number, [self._visit(before, c, sent) for c in participants], stack)
         down += sum(v.downloaded for v in visited)
         keeps = {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
         kept = before.kept | {client: what for client, what in keeps.items() if what}
@@ -126,11 +128,14 @@ class Simulation(Experiment):
             trained = trained | self._measure_trained(participants, stack, kept, known=trained)
         clock.lap("evaluate")
 
-        # 4. The server aggregates what arrived; a round without any participant changes nothing.
-        server, up = before.server, 0
+        # 4. Clients blur what they upload, where they are told to. The server aggregates what arrived;
+        #    a round without any participant changes nothing.
+        server, up, leaks = before.server, 0, {}
+        stack = self._blurred(number, participants, stack)
         if visited:
             uploads = self._uploads(visited, stack)
             server, up = self.algorithm.aggregate(before.server, uploads), uploads.nbytes
+            leaks = self._leaks(uploads, sent)
         clock.lap("aggregate")
 
         # 5. Measure the models that the server hands out next.
@@ -159,6 +164,7 @@ class Simulation(Experiment):
             down=down,
             up=up,
             portrait=self._portray(after, participants, stack) if is_last else None,
+            leaks=leaks,
             seconds=clock.laps("report"),
         )
         return after, event
@@ -179,14 +185,16 @@ class Simulation(Experiment):
         chance = self.config.train.dropout
         return chance > 0 and bool(stream(self.config.run.seed, "lost", number, client).random() < chance)
 
-    def _visit(self, progress: Progress, client: int) -> Visit:
-        server = progress.server
-        return Visit(
-            client,
-            lambda: self._send(server, client),
-            self._own(progress, client),
-            self._statistics(progress.kept, client),
-        )
+    def _visit(self, progress: Progress, client: int, sent: dict[int, Params]) -> Visit:
+        """A visit that leaves in `sent` the output layer the client was given, where that was one model's."""
+
+        def download() -> Download:
+            got = self._send(progress.server, client)
+            if len(got.models) == 1:
+                sent[client] = {name: got.model[name] for name in self._output if name in got.model}
+            return got
+
+        return Visit(client, download, self._own(progress, client), self._statistics(progress.kept, client))
 
     def _send(self, server: Any, client: int) -> Download:
         """What a client is sent, made once where all of it is small: what was measured is what is trained next."""
@@ -212,6 +220,17 @@ class Simulation(Experiment):
     def _statistics(self, kept: dict[int, Params], client: int) -> Params:
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
+
+    def _blurred(self, number: int, participants: Sequence[int], stack: Params) -> Params:
+        """The participants' models as they upload them: those that stay with the clients are not changed."""
+        dial, weight = self.config.privacy.dial(), self.task.output_weight
+        if dial.norms == "exact" or not participants:
+            return stack
+        rows = [
+            dial.turn({weight: stack[weight][row]}, self.task, self.config.run.seed, number, client)[weight]
+            for row, client in enumerate(participants)
+        ]
+        return stack | {weight: torch.stack(rows)}
 
     def _uploads(self, visited: Sequence[Visited], stack: Params) -> Uploads:
         names = visited[0].extras
@@ -266,6 +285,14 @@ class Simulation(Experiment):
         if not participants:
             return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
         return self._true(participants), mixing.norm_distribution(stack[self.task.output_weight].double())
+
+    def _leaks(self, up: Uploads, sent: dict[int, Params]) -> dict[str, Leak]:
+        """How near a server's estimates from these uploads come to the participants' class counts."""
+        counts = np.stack([self.federation.class_counts(c) for c in up.clients])
+        whole = len(sent) == len(up.clients) and self.task.output_weight in up.models
+        given = {name: torch.stack([sent[c][name] for c in up.clients]) for name in self._output} if whole else None
+        found = leak.estimates(up.models, given, up.extras, self.task)
+        return {name: leak.measure(counts, estimate.numpy()) for name, estimate in found.items()}
 
     def _true(self, clients: Sequence[int]) -> Tensor:
         """p: the clients' class distributions."""
