@@ -318,6 +318,8 @@ def test_settings_that_came_later_do_not_lock_out_older_runs():
 
     config = small()
     before = folder.flat(config.model_dump())
-    before = {k: v for k, v in before.items() if k not in folder.FREE_TO_CHANGE | {"train.rounds", *folder.ADDED_LATER}}
+    before = {
+        k: v for k, v in before.items() if k not in folder.FREE_TO_CHANGE | {"train.rounds", *folder.ADDED_LATER}
+    }
     assert folder.experiment(config) == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
     assert folder.experiment(small("train.precision=bf16")) != folder.experiment(config)

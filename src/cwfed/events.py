@@ -88,6 +88,17 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What differential privacy has cost the clients so far."""
+
+    delta: float
+    epsilon: dict[str, float | None]
+    """By client, of those that took part; None is without bound."""
+    histogram: float
+    """How much of each epsilon went into the class histogram."""
+
+
+@dataclass(frozen=True)
 class Round:
     """A round is over."""
 
@@ -121,6 +132,8 @@ class Round:
     """By client, why its update was left out of the round."""
     leaks: dict[str, Leak] = field(default_factory=dict)
     """By estimate (`leak.py`), what the uploads say about the participants' classes; in the order of `participants`."""
+    spent: Spent | None = None
+    """In the last round, with differential privacy."""
 
 
 @dataclass(frozen=True)

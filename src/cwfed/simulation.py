@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from cwfed import engine, leak, mixing
 from cwfed.config import Config
+from cwfed.dp import SamplePrivacy
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
 from cwfed.engine.bench import Bench, ClientView, LocalTraining
 from cwfed.engine.precision import require_bf16
-from cwfed.events import Leak, Newcomers, PhaseResult, Portrait, Round, Started
+from cwfed.events import Leak, Newcomers, PhaseResult, Portrait, Round, Spent, Started
 from cwfed.experiment import Experiment
 from cwfed.rng import stream
 from cwfed.types import Download, Params, Uploads, nbytes
@@ -56,7 +58,8 @@ class Simulation(Experiment):
         self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
-        how = LocalTraining(run.seed, train.lr, train.batch_size, train.epochs, train.precision)
+        self._privacy = config.privacy.samples()
+        how = LocalTraining(run.seed, train.lr, train.batch_size, train.epochs, train.precision, self._privacy)
         self.engine = engine.choose(
             run.engine,
             run.workers,
@@ -70,6 +73,9 @@ class Simulation(Experiment):
             train.rounds,
             steady=self._participants() == len(self.members) and train.dropout == 0,
         )
+        if self._privacy:
+            self.engine.rehearse(self._visit(self.start(), self.members[0], {}))
+            self.notes.append(self._promise(self._privacy))
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -165,6 +171,7 @@ class Simulation(Experiment):
             up=up,
             portrait=self._portray(after, participants, stack) if is_last else None,
             leaks=leaks,
+            spent=self._spent(self._privacy, number) if is_last and self._privacy else None,
             seconds=clock.laps("report"),
         )
         return after, event
@@ -300,6 +307,27 @@ class Simulation(Experiment):
         return torch.from_numpy(counts / counts.sum(1, keepdims=True))
 
     # --- after the last round
+
+    def _spent(self, privacy: SamplePrivacy, rounds: int) -> Spent:
+        """What the first rounds cost each client; who takes part when is a function of the seed alone."""
+        took_part = Counter(c for r in range(1, rounds + 1) for c in self._sample(r) if not self._is_lost(r, c))
+        batch, epsilon = self.config.train.batch_size, {}
+        for client, times in sorted(took_part.items()):
+            samples = len(self.federation.shards[client].train)
+            steps = times * self.config.train.epochs * (samples // min(batch, samples))
+            epsilon[str(client)] = privacy.epsilon(samples, batch, steps)
+        return Spent(privacy.delta, epsilon, privacy.histogram)
+
+    def _promise(self, privacy: SamplePrivacy) -> str:
+        """The guarantee at the end, said at the beginning."""
+        spent = self._spent(privacy, self.config.train.rounds)
+        values = [e for e in spent.epsilon.values() if e is not None]
+        if not values:
+            return "privacy.dp_noise = 0: gradients are clipped, but nothing is guaranteed"
+        return (
+            f"differential privacy of every sample: epsilon {min(values):.2f} to {max(values):.2f} by client, "
+            f"delta {privacy.delta:g}, after {self.config.train.rounds} rounds"
+        )
 
     def _portray(self, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
         """The output layers of the models as they are now; none where a mixture has overflowed."""

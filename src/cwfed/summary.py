@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cwfed.errors import RunError
-from cwfed.events import Event, Newcomers, Note, PhaseResult, Round, Started
+from cwfed.events import Event, Newcomers, Note, PhaseResult, Round, Spent, Started
 from cwfed.types import PHASES, Phase
 
 PICKINGS = ("best", "validated", "last")
@@ -43,7 +43,8 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
     seconds: Counter[str] = Counter()
     for r in rounds:
         seconds.update(r.seconds)
-    return {
+    spent = rounds[-1].spent
+    return ({"privacy": _spent(spent)} if spent else {}) | {
         "algorithm": started.algorithm,
         "dataset": started.dataset,
         "seed": started.seed,
@@ -69,6 +70,17 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
         "traffic": {"down": sum(r.down for r in rounds), "up": sum(r.up for r in rounds)},
         "seconds": {**{k: round(v, 3) for k, v in seconds.items()}, "total": round(sum(seconds.values()), 3)},
         "notes": [e.message for e in events if isinstance(e, Note)],
+    }
+
+
+def _spent(spent: Spent) -> dict[str, Any]:
+    """The largest epsilon of any client, which is the guarantee; None is without bound."""
+    known = [e for e in spent.epsilon.values() if e is not None]
+    return {
+        "epsilon": max(known) if len(known) == len(spent.epsilon) and known else None,
+        "delta": spent.delta,
+        "histogram_epsilon": spent.histogram,
+        "per_client": spent.epsilon,
     }
 
 
