@@ -1,8 +1,8 @@
 """The curves of docs/privacy.md: what uploads leak against accuracy, and accuracy against epsilon.
 
-    python benchmarks/privacy_curves.py dial --data-dir DATA --runs runs/privacy --docs docs
+    python benchmarks/privacy_curves.py dial dp draw --data-dir DATA --runs runs/privacy --docs docs
 
-CIFAR-10, 4,000 samples, 20 clients, the paper's CNN, 25 rounds. Runs that are there are not run again.
+CIFAR-10, 4,000 samples, 20 clients, the paper's CNN. Runs that are there are not run again; `cwfed privacy` shows any of them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 import cwfed
 from cwfed import config as configs
 
-BASE = ["data.name=cifar10", "data.samples=4000", "data.clients=20", "model.name=cnn", "train.rounds=25"]
-BASE += ["train.lr=0.05", "run.save_models=none"]
+BASE = ["data.name=cifar10", "data.samples=4000", "data.clients=20", "model.name=cnn", "run.save_models=none"]
 SPLITS = {
     "dirichlet": ["data.partition=dirichlet", "data.alpha=0.1"],
     "pathological": ["data.partition=pathological", "data.classes_per_client=2"],
@@ -24,8 +23,29 @@ METHODS = {
     "cwFedAvg without WDR": ["algorithm.name=cwfedavg", "algorithm.wdr=0"],
     "cwFedAvg": ["algorithm.name=cwfedavg"],
 }
-DIAL = {f"noise {s:g}": ["privacy.norms=noise", f"privacy.norm_noise={s}"] for s in (0.1, 0.3, 1.0, 3.0)}
-DIAL |= {f"{n} levels": ["privacy.norms=coarse", f"privacy.norm_levels={n}"] for n in (3, 2, 1)}
+LEAK = ["train.rounds=25", "train.lr=0.05"]
+DIAL = {f"noise {s:g}": ["privacy.norms=noise", f"privacy.norm_noise={s}"] for s in (0.1, 0.3, 1.0)}
+DIAL |= {f"{n} levels": ["privacy.norms=coarse", f"privacy.norm_levels={n}"] for n in (2, 1)}
+# Noise is as long as the root of the number of parameters and shrinks with the batch: a smaller network, larger batches.
+DP = ["model.options.hidden=64", "train.batch_size=50", "train.lr=0.5", "train.rounds=20", "run.evaluate_every=5"]
+NOISES = (0.0, 1.0, 2.0, 4.0, 8.0)
+
+
+def dial(runs: Path, data_dir: str) -> None:
+    for name, method in METHODS.items():
+        run(runs / "dirichlet" / name, LEAK + SPLITS["dirichlet"] + method, data_dir)
+    for name, turned in DIAL.items():
+        run(runs / "dial" / name, LEAK + SPLITS["dirichlet"] + METHODS["cwFedAvg"] + turned, data_dir)
+    for name, method in METHODS.items():
+        run(runs / "pathological" / name, LEAK + SPLITS["pathological"] + method, data_dir)
+
+
+def dp(runs: Path, data_dir: str) -> None:
+    base = DP + SPLITS["pathological"] + METHODS["cwFedAvg"]
+    run(runs / "dp" / "off", base, data_dir)
+    for noise in NOISES:
+        private = ["privacy.dp=sample", f"privacy.dp_noise={noise}", "privacy.dp_histogram=1"]
+        run(runs / "dp" / f"noise {noise:g}", base + private, data_dir)
 
 
 def run(folder: Path, settings: list[str], data_dir: str) -> None:
@@ -33,22 +53,16 @@ def run(folder: Path, settings: list[str], data_dir: str) -> None:
     cwfed.run(configs.load(None, [*BASE, *settings]), folder, resume=True, data_dir=data_dir)
 
 
-def dial(runs: Path, data_dir: str) -> None:
-    for split, dealt in SPLITS.items():
-        for name, method in METHODS.items():
-            run(runs / "audit" / split / name, dealt + method, data_dir)
-        if split == "dirichlet":
-            for name, turned in DIAL.items():
-                run(runs / "dial" / name, dealt + METHODS["cwFedAvg"] + turned, data_dir)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["dial"])
+    parser.add_argument("what", nargs="+", choices=["dial", "dp"])
     parser.add_argument("--runs", type=Path, default=Path("runs/privacy"))
     parser.add_argument("--data-dir", required=True)
     options = parser.parse_args()
-    dial(options.runs, options.data_dir)
+    if "dial" in options.what:
+        dial(options.runs, options.data_dir)
+    if "dp" in options.what:
+        dp(options.runs, options.data_dir)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import sys
 
 from rich.markup import escape
 
-from cwfed.cli import about, data, report, reproduce, run
+from cwfed.cli import about, data, privacy, report, reproduce, run
 from cwfed.cli.app import app
 from cwfed.console import err
 from cwfed.errors import CwfedError, Interrupted
 
-__all__ = ["about", "app", "data", "main", "report", "reproduce", "run"]
+__all__ = ["about", "app", "data", "main", "privacy", "report", "reproduce", "run"]
 
 
 def main() -> None:
