@@ -14,38 +14,40 @@ import cwfed
 from cwfed import config as configs
 
 BASE = ["data.name=cifar10", "data.samples=4000", "data.clients=20", "model.name=cnn", "run.save_models=none"]
-SPLITS = {
-    "dirichlet": ["data.partition=dirichlet", "data.alpha=0.1"],
-    "pathological": ["data.partition=pathological", "data.classes_per_client=2"],
-}
+DIRICHLET = ["data.partition=dirichlet", "data.alpha=0.1"]
+PATHOLOGICAL = ["data.partition=pathological", "data.classes_per_client=2"]
 METHODS = {
     "FedAvg": ["algorithm.name=fedavg"],
     "cwFedAvg without WDR": ["algorithm.name=cwfedavg", "algorithm.wdr=0"],
     "cwFedAvg": ["algorithm.name=cwfedavg"],
 }
-LEAK = ["train.rounds=25", "train.lr=0.05"]
-DIAL = {f"noise {s:g}": ["privacy.norms=noise", f"privacy.norm_noise={s}"] for s in (0.1, 0.3, 1.0)}
-DIAL |= {f"{n} levels": ["privacy.norms=coarse", f"privacy.norm_levels={n}"] for n in (2, 1)}
-# Noise is as long as the root of the number of parameters and shrinks with the batch: a smaller network, larger batches.
-DP = ["model.options.hidden=64", "train.batch_size=50", "train.lr=0.5", "train.rounds=20", "run.evaluate_every=5"]
-NOISES = (0.0, 1.0, 2.0, 4.0, 8.0)
+LEAK = [*DIRICHLET, "train.rounds=25", "train.lr=0.05"]
+DIAL = {f"noise {s:g}": ["privacy.norms=noise", f"privacy.norm_noise={s}"] for s in (0.3, 1.0, 0.1)}
+DIAL |= {f"levels {n}": ["privacy.norms=coarse", f"privacy.norm_levels={n}"] for n in (2, 1)}
+# The noise's length grows with the root of the number of parameters and shrinks with the batch: a smaller network, larger batches.
+DP = [
+    *PATHOLOGICAL,
+    "model.options.hidden=64",
+    "train.batch_size=50",
+    "train.lr=0.5",
+    "train.rounds=20",
+    "run.evaluate_every=5",
+]
+NOISES = (0.0, 1.0, 4.0, 2.0)
 
 
 def dial(runs: Path, data_dir: str) -> None:
     for name, method in METHODS.items():
-        run(runs / "dirichlet" / name, LEAK + SPLITS["dirichlet"] + method, data_dir)
+        run(runs / "audit" / name, LEAK + method, data_dir)
     for name, turned in DIAL.items():
-        run(runs / "dial" / name, LEAK + SPLITS["dirichlet"] + METHODS["cwFedAvg"] + turned, data_dir)
-    for name, method in METHODS.items():
-        run(runs / "pathological" / name, LEAK + SPLITS["pathological"] + method, data_dir)
+        run(runs / "dial" / name, LEAK + METHODS["cwFedAvg"] + turned, data_dir)
 
 
 def dp(runs: Path, data_dir: str) -> None:
-    base = DP + SPLITS["pathological"] + METHODS["cwFedAvg"]
-    run(runs / "dp" / "off", base, data_dir)
+    run(runs / "dp" / "off", DP + METHODS["cwFedAvg"], data_dir)
     for noise in NOISES:
         private = ["privacy.dp=sample", f"privacy.dp_noise={noise}", "privacy.dp_histogram=1"]
-        run(runs / "dp" / f"noise {noise:g}", base + private, data_dir)
+        run(runs / "dp" / f"noise {noise:g}", DP + METHODS["cwFedAvg"] + private, data_dir)
 
 
 def run(folder: Path, settings: list[str], data_dir: str) -> None:

@@ -15,7 +15,7 @@ computed from it later costs nothing more; the two epsilons add up.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cwfed.errors import ConfigError
+from cwfed.events import Spent
 from cwfed.rng import stream
 
 
@@ -66,7 +67,10 @@ def noisy_histogram(counts: NDArray[np.int64], drawn: NDArray[np.float64], how: 
 def poisson_batches(samples: int, batch_size: int, epochs: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
     """As many batches as epochs of full ones would have; each sample is in each with the chance batch_size / samples."""
     size = min(batch_size, samples)
-    return [np.flatnonzero(rng.random(samples) < size / samples) for _ in range(epochs * (samples // size))]
+    return [
+        np.flatnonzero(rng.random(samples) < size / samples)
+        for _ in range(steps_of_a_round(samples, batch_size, epochs))
+    ]
 
 
 def private_sum(gradients: Sequence[Tensor], how: SamplePrivacy, generator: torch.Generator) -> list[Tensor]:
@@ -90,6 +94,31 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(
                 "privacy.dp cannot be used with embeddings: noise on every word of the vocabulary would drown the few of a text"
             )
+
+
+def steps_of_a_round(samples: int, batch_size: int, epochs: int) -> int:
+    """As many as epochs of full batches have; a client smaller than a batch takes all it has."""
+    return epochs * (samples // min(batch_size, samples))
+
+
+def spent(how: SamplePrivacy, visits: Mapping[int, tuple[int, int]], batch_size: int, epochs: int) -> Spent:
+    """What training cost, from the rounds that each client took part in and its number of samples."""
+    epsilon = {
+        str(client): how.epsilon(samples, batch_size, times * steps_of_a_round(samples, batch_size, epochs))
+        for client, (times, samples) in visits.items()
+    }
+    return Spent(how.delta, epsilon, how.histogram)
+
+
+def promise(spent: Spent, rounds: int) -> str:
+    """The guarantee at the end, said at the beginning."""
+    known = [e for e in spent.epsilon.values() if e is not None]
+    if not known:
+        return "privacy.dp_noise = 0: gradients are clipped, but nothing is guaranteed"
+    return (
+        f"differential privacy of every sample: epsilon {min(known):.2f} to {max(known):.2f} by client, "
+        f"delta {spent.delta:g}, after {rounds} rounds"
+    )
 
 
 @lru_cache(maxsize=4096)

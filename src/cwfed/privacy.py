@@ -6,6 +6,7 @@ classes. Each row is rescaled and keeps its direction; all else in the upload st
     noise    r_j <- |r_j + strength * mean(r) * z_j|, z_j standard normal, drawn anew for every upload
     coarse   r_j <- the nearest of `levels` values from min(r) to max(r), equally apart; one level is mean(r)
 
+and then all r_j times one factor, so that their sum stays: what is added in every round would grow without bound.
 Additive noise, not relative: a class that the client lacks has a norm near 0, which any factor would leave there.
 This bounds nothing. What it does to a server's estimates is measured (`cwfed privacy`, docs/privacy.md).
 """
@@ -45,6 +46,7 @@ class Dial:
             blurred = noisy(norms, self.noise, torch.from_numpy(drawn).to(norms))
         else:
             blurred = coarse(norms, self.levels)
+        blurred = blurred * (norms.sum() / blurred.sum().clamp_min(TINY))
         factors = torch.where(norms > TINY, blurred / norms.clamp_min(TINY), 1.0)
         return model | {task.output_weight: weight * factors[:, None]}
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed import engine, leak, mixing
+from cwfed import dp, engine, leak, mixing
 from cwfed.config import Config
 from cwfed.dp import SamplePrivacy
 from cwfed.engine import Candidate, Score, Visit, Visited
@@ -75,7 +75,7 @@ class Simulation(Experiment):
         )
         if self._privacy:
             self.engine.rehearse(self._visit(self.start(), self.members[0], {}))
-            self.notes.append(self._promise(self._privacy))
+            self.notes.append(dp.promise(self._spent(self._privacy, train.rounds), train.rounds))
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -311,23 +311,9 @@ class Simulation(Experiment):
     def _spent(self, privacy: SamplePrivacy, rounds: int) -> Spent:
         """What the first rounds cost each client; who takes part when is a function of the seed alone."""
         took_part = Counter(c for r in range(1, rounds + 1) for c in self._sample(r) if not self._is_lost(r, c))
-        batch, epsilon = self.config.train.batch_size, {}
-        for client, times in sorted(took_part.items()):
-            samples = len(self.federation.shards[client].train)
-            steps = times * self.config.train.epochs * (samples // min(batch, samples))
-            epsilon[str(client)] = privacy.epsilon(samples, batch, steps)
-        return Spent(privacy.delta, epsilon, privacy.histogram)
-
-    def _promise(self, privacy: SamplePrivacy) -> str:
-        """The guarantee at the end, said at the beginning."""
-        spent = self._spent(privacy, self.config.train.rounds)
-        values = [e for e in spent.epsilon.values() if e is not None]
-        if not values:
-            return "privacy.dp_noise = 0: gradients are clipped, but nothing is guaranteed"
-        return (
-            f"differential privacy of every sample: epsilon {min(values):.2f} to {max(values):.2f} by client, "
-            f"delta {privacy.delta:g}, after {self.config.train.rounds} rounds"
-        )
+        train, shards = self.config.train, self.federation.shards
+        visits = {c: (times, len(shards[c].train)) for c, times in sorted(took_part.items())}
+        return dp.spent(privacy, visits, train.batch_size, train.epochs)
 
     def _portray(self, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
         """The output layers of the models as they are now; none where a mixture has overflowed."""

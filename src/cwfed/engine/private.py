@@ -107,6 +107,8 @@ class PrivateBench(Bench):
 
     def rehearse(self, algorithm: FedAvg, got: Download, own: Params | None, statistics: Params, client: int) -> None:
         """A visit without training: an algorithm or a network that needs what must stay private shows here."""
+        if algorithm.held_out():
+            raise ConfigError(BEYOND.format("losses on data they hold out"))
         view = self.view(client, statistics)
         start = algorithm.begin(got, own, view)
         self.load(start.params | statistics)
