@@ -163,7 +163,7 @@ def test_auto_picks_an_engine_that_can(tmp_path):
     assert simulation.engine.name == "loop"  # without dp it is vmap
     assert isinstance(simulation.engine._benches[0], PrivateBench)
     simulation.close()
-    with pytest.raises(ConfigError, match="vmap.*has no gradients sample by sample"):
+    with pytest.raises(ConfigError, match=r"vmap.*has no gradients sample by sample"):
         private("run.engine=vmap")
 
 

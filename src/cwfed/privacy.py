@@ -46,8 +46,8 @@ class Dial:
             blurred = noisy(norms, self.noise, torch.from_numpy(drawn).to(norms))
         else:
             blurred = coarse(norms, self.levels)
-        blurred = blurred * (norms.sum() / blurred.sum().clamp_min(TINY))
-        factors = torch.where(norms > TINY, blurred / norms.clamp_min(TINY), 1.0)
+        factors = torch.where(norms > TINY, blurred / norms.clamp_min(TINY), 0.0)
+        factors = factors * (norms.sum() / (factors * norms).sum().clamp_min(TINY))
         return model | {task.output_weight: weight * factors[:, None]}
 
 
