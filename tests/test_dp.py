@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -173,9 +174,25 @@ def with_dropout(shape, classes):
     return model
 
 
+@dataclass(frozen=True)
+class CountsLabels(FedAvg):
+    """A user's algorithm that would leak labels past the clipping."""
+
+    def penalty(self, params, output, labels, start):
+        return output.weight.sum() * labels.float().mean()
+
+
+@dataclass(frozen=True)
+class PicksLogits(FedAvg):
+    def penalty(self, params, output, labels, start):
+        return output.weight[labels].sum()
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
+        ([f"algorithm.name={__name__}:CountsLabels"], "the penalty of CountsLabels looks at whole batches"),
+        ([f"algorithm.name={__name__}:PicksLogits"], "the penalty of PicksLogits looks at whole batches"),
         (["algorithm.name=cwfedavg"], "set privacy.dp_histogram"),
         (
             ["algorithm.name=cwfedavg", "algorithm.wdr=0", "algorithm.distribution=empirical"],

@@ -99,11 +99,12 @@ class PrivateBench(Bench):
         return list(gradients.values()), losses
 
     def _penalty(self, algorithm: FedAvg, start: Start) -> Tensor:
-        """The penalty of the weights alone: in place of a batch it is given what is not a number."""
-        nothing = torch.full((2, self._output.out_features), torch.nan, device=self.samples.device)
-        features = torch.full((2, self._output.in_features), torch.nan, device=self.samples.device)
-        unknown = torch.zeros(2, dtype=torch.long, device=self.samples.device)
-        return algorithm.penalty(self.params, Output(nothing, features, self._output.weight), unknown, start)
+        """The penalty of the weights alone: in place of a batch, and of its labels, it is given what is not a number."""
+        logits, features = (
+            torch.full((2, width), torch.nan, device=self.samples.device)
+            for width in (self._output.out_features, self._output.in_features)
+        )
+        return algorithm.penalty(self.params, Output(logits, features, self._output.weight), logits[:, 0], start)
 
     def rehearse(self, algorithm: FedAvg, got: Download, own: Params | None, statistics: Params, client: int) -> None:
         """A visit without training: an algorithm or a network that needs what must stay private shows here."""
@@ -113,7 +114,11 @@ class PrivateBench(Bench):
         start = algorithm.begin(got, own, view)
         self.load(start.params | statistics)
         self.model.train()
-        if self._penalty(algorithm, self.here(start)).isnan():
+        try:
+            needs_batch = bool(self._penalty(algorithm, self.here(start)).isnan())
+        except (RuntimeError, IndexError, TypeError):
+            needs_batch = True  # such as labels that are no indices
+        if needs_batch:
             raise ConfigError(
                 f"privacy.dp: the penalty of {type(algorithm).__name__} looks at whole batches, so a sample's share in "
                 "it cannot be clipped: choose another algorithm"
