@@ -99,10 +99,11 @@ def draw_dial(runs: Path, stem: Path) -> str:
             colour = COLOURS[i % len(COLOURS)]
             look = {"color": colour, "markerfacecolor": colour if filled else "none", "linestyle": ""}
             for axes, value in zip(panels, (error, auc), strict=True):
-                axes.plot(value, accuracy, MARKERS[i], label=name if filled else None, **look)
+                label = name if filled and axes is panels[0] else None
+                axes.plot(value, accuracy, MARKERS[i], label=label, **look)
         rows.append(cells)
-    panels[0].set(xlabel="error of the estimated class counts", ylabel="test accuracy, %")
-    panels[1].set(xlabel="telling absent classes from present ones, AUC")
+    panels[0].set(xlabel="error of the estimated class counts\n(further left: leaks more)", ylabel="test accuracy, %")
+    panels[1].set(xlabel="telling absent classes from present ones, AUC\n(further right: leaks more)")
     for axes in panels:
         axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", frameon=False, title="filled: norms\nhollow: change of the bias")
