@@ -14,9 +14,11 @@ from cwfed import algorithms
 from cwfed.adversary import Attack
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SourceSpec
+from cwfed.dp import SamplePrivacy
 from cwfed.errors import ConfigError, did_you_mean
 from cwfed.guard import MOST_SAMPLES
 from cwfed.models import MODELS
+from cwfed.privacy import Dial
 
 
 class Section(BaseModel):
@@ -142,6 +144,36 @@ class AdversarySection(Section):
     """The captured class."""
 
 
+class PrivacySection(Section):
+    """What clients do so that their uploads say less; `docs/privacy.md` has what it hides and what not."""
+
+    norms: Literal["exact", "noise", "coarse"] = "exact"
+    """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels."""
+    norm_noise: float = Field(0.5, ge=0)
+    """Standard deviation of that noise, in mean norms."""
+    norm_levels: int = Field(2, ge=1)
+    """To how many levels norms are rounded; 1 makes all equal."""
+    dp: Literal["off", "sample"] = "off"
+    """Differential privacy of every sample of a client: DP-SGD."""
+    dp_clip: float = Field(1.0, gt=0)
+    """The longest gradient that a sample may have."""
+    dp_noise: float = Field(1.0, ge=0)
+    """Standard deviation of the noise in units of `dp_clip`; 0 clips only and guarantees nothing."""
+    dp_delta: float = Field(1e-5, gt=0, lt=1)
+    dp_histogram: float = Field(0.0, ge=0)
+    """The epsilon spent once on the class histogram that WDR needs; 0 releases none, WDR is then refused."""
+
+    def dial(self) -> Dial:
+        """What the maths needs to know."""
+        return Dial(self.norms, self.norm_noise, self.norm_levels)
+
+    def samples(self) -> SamplePrivacy | None:
+        """The same for differential privacy; None where it is off."""
+        if self.dp == "off":
+            return None
+        return SamplePrivacy(self.dp_clip, self.dp_noise, self.dp_delta, self.dp_histogram)
+
+
 class Config(Section):
     """A whole experiment. `Config()` is the digits experiment."""
 
@@ -152,6 +184,7 @@ class Config(Section):
     train: TrainSection = TrainSection()
     guard: GuardSection = GuardSection()
     adversary: AdversarySection = AdversarySection()
+    privacy: PrivacySection = PrivacySection()
     run: RunSection = RunSection()
 
     @model_validator(mode="after")
@@ -164,6 +197,10 @@ class Config(Section):
         count = self.train.participation
         if count > 1 and count != int(count):
             raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
+        if self.privacy.dp != "off" and self.train.precision != "fp32":
+            raise ValueError(
+                "privacy.dp computes gradients sample by sample in fp32 only: set train.precision = fp32"
+            )
         return self
 
     @property

@@ -65,12 +65,41 @@ class Portrait:
     received: list[list[float]]
     """Norms of the output layer's rows (clients x classes) of the models as the server hands them out next."""
     trained: list[list[float] | None]
-    """The same after the last local training; None for a client that sat out and keeps no model."""
+    """The same after the last local training, as uploaded; None for a client that sat out and keeps no model."""
     mixture: list[list[float] | None] | None
     """Shares of the last uploads, in the order of `participants`, in each client's handed-out output layer; a row is
     None where the layer is no mixture of them, all is None where there are too few numbers or too many uploads to say."""
     classes: list[list[float]] | None
     """Row norms of the class models (class models x classes), for algorithms that have them."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """How near one estimate of the participants' class distributions, made from their uploads, comes to the true ones."""
+
+    error: list[float]
+    """Of each participant: total variation, |p - p~|_1 / 2: the share of its samples that the estimate puts in a wrong class."""
+    rank: list[float | None]
+    """Spearman's rank correlation of p~ with p; None where either does not vary."""
+    auc: list[float | None]
+    """The chance that a class it lacks has a smaller p~ than one it has; None for a client that has all."""
+    samples: float
+    """Samples in a wrong class, n_i * error: mean over the participants (n_i is sent anyway)."""
+    found: float | None
+    """Share of the absent classes, of all participants, that the rule p~_j < 1 / 2K calls absent."""
+    mistaken: float | None
+    """Share of the classes they have that the same rule calls absent."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What differential privacy has cost the clients so far."""
+
+    delta: float
+    epsilon: dict[str, float | None]
+    """By client, of those that took part; None is without bound."""
+    histogram: float
+    """How much of each epsilon went into the class histogram."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +140,10 @@ class Round:
     """Whose update was longer than `guard.norm_bound` allows."""
     down_to_measure: int = 0
     """In a real federation: bytes sent to clients only to measure the models there."""
+    leaks: dict[str, Leak] = field(default_factory=dict)
+    """By estimate (`leak.py`), what the uploads say about the participants' classes; in the order of `participants`."""
+    spent: Spent | None = None
+    """In the last round, with differential privacy."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Blueprint:
         self.initial: Params = self._travelling(self.template)
         """The initial model as it travels."""
         self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples)
+        self._check_dial()
 
     def first_state(self) -> Any:
         """The server's state before round 1."""
@@ -64,6 +65,16 @@ class Blueprint:
                 f"and {self.config.algorithm_name} does not send one model: set it to 0"
             )
         return state
+
+    def _check_dial(self) -> None:
+        """Blurring norms is refused where it would hide nothing."""
+        if self.config.privacy.norms == "exact":
+            return
+        name, what = self.config.algorithm_name, f'privacy.norms = "{self.config.privacy.norms}"'
+        if "class_counts" in self.algorithm.beside(self.initial, self.task):
+            raise ConfigError(f"{what} would hide nothing: with these settings {name} sends its class counts")
+        if self.task.output_weight not in self.algorithm.uploaded(tuple(self.initial), self.task):
+            raise ConfigError(f"{what} blurs the uploaded output layer, and {name} uploads none")
 
     def fresh(self, number: int) -> Params:
         """The number-th random initial model."""
@@ -81,7 +92,8 @@ class Blueprint:
     def training(self) -> LocalTraining:
         """How a client trains."""
         train = self.config.train
-        return LocalTraining(self.config.run.seed, train.lr, train.batch_size, train.epochs, train.precision)
+        privacy = self.config.privacy.samples()
+        return LocalTraining(self.config.run.seed, train.lr, train.batch_size, train.epochs, train.precision, privacy)
 
     def check(self, federation: data.Federation) -> None:
         """Settings against data: what does not fit shows here, and not as a riddle in round 1."""

@@ -36,6 +36,14 @@ ADDED_LATER = {
     "algorithm.class_cap": 1.0,
     "algorithm.robust": "mean",
     "algorithm.trim": 0.1,
+    "privacy.norms": "exact",
+    "privacy.norm_noise": 0.5,
+    "privacy.norm_levels": 2,
+    "privacy.dp": "off",
+    "privacy.dp_clip": 1.0,
+    "privacy.dp_noise": 1.0,
+    "privacy.dp_delta": 1e-5,
+    "privacy.dp_histogram": 0.0,
 }
 """Settings that older runs do not have: at these values they mean what was done then."""
 FREE_TO_CHANGE = {

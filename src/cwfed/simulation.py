@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed import engine, manifest, mixing
+from cwfed import dp, engine, leak, manifest, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
 from cwfed.engine.bench import ClientView
 from cwfed.engine.precision import require_bf16
 from cwfed.errors import RunError
-from cwfed.events import Newcomers, PhaseResult, Round, Started
+from cwfed.events import Leak, Newcomers, PhaseResult, Round, Spent, Started
 from cwfed.experiment import Experiment, how_many
 from cwfed.guard import bounded
 from cwfed.portrait import portray
@@ -67,6 +68,7 @@ class Simulation(Experiment):
         if config.train.precision == "bf16" and (note := require_bf16(self.device)):
             self.notes.append(note)
         super().__init__(config, data_dir)
+        self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
         self.engine = engine.choose(
@@ -82,6 +84,9 @@ class Simulation(Experiment):
             train.rounds,
             steady=self.participants() == len(self.members) and train.dropout == 0,
         )
+        if spent := self.spent(train.rounds):
+            self.engine.rehearse(self._visit(self.start(), self.members[0], {}))
+            self.notes.append(dp.promise(spent, train.rounds))
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -130,7 +135,8 @@ class Simulation(Experiment):
 
         # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th participant's.
         stack = {n: torch.empty(len(participants), *t.shape, dtype=t.dtype) for n, t in self.initial.items()}
-        visited = self.engine.visit(number, [self._visit(before, c) for c in participants], stack)
+        sent: dict[int, Download] = {}
+        visited = self.engine.visit(number, [self._visit(before, c, sent) for c in participants], stack)
         down += sum(v.downloaded for v in visited)
         keeps = {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
         self._tamper(visited, stack)
@@ -158,12 +164,15 @@ class Simulation(Experiment):
             trained = trained | self._measure_trained(participants, stack, kept, known=trained)
         clock.lap("evaluate")
 
-        # 5. The server aggregates what is good; a round without any participant changes nothing.
-        server, scaled_back = before.server, list[int]()
+        # 5. Clients blur what they upload, where they are told to. The server aggregates what is good; a round without
+        #    any participant changes nothing.
+        server, scaled_back, leaks = before.server, list[int](), {}
+        stack = self._blurred(number, participants, stack)
         if visited:
             uploads, scaled_back = self._uploads(before.server, visited, stack)
             server = self.algorithm.aggregate(before.server, uploads)
             stack = stack | uploads.models
+            leaks = self.leaks(uploads, sent)
         clock.lap("aggregate")
 
         # 6. Measure the models that the server hands out next.
@@ -176,7 +185,7 @@ class Simulation(Experiment):
         clock.lap("evaluate")
 
         # 7. Say what happened.
-        p, estimate = self._distributions(participants, stack)
+        p, estimate = self.distributions(participants, stack)
         is_last = number == self.config.train.rounds
         event = Round(
             round=number,
@@ -195,18 +204,22 @@ class Simulation(Experiment):
             skipped=skipped,
             scaled_back=scaled_back,
             portrait=portray(self, after, participants, stack) if is_last else None,
+            leaks=leaks,
+            spent=self.spent(number) if is_last else None,
             seconds=clock.laps("report"),
         )
         return after, event
 
-    def _visit(self, progress: Progress, client: int) -> Visit:
-        server = progress.server
-        return Visit(
-            client,
-            lambda: self._send(server, client),
-            self._own(progress, client),
-            self.statistics(progress.kept, client),
-        )
+    def _visit(self, progress: Progress, client: int, sent: dict[int, Download]) -> Visit:
+        """A visit that leaves in `sent` the output layers that the client was given."""
+
+        def download() -> Download:
+            got = self._send(progress.server, client)
+            layers = ({name: model[name] for name in self._output} for model in got.models)
+            sent[client] = Download(tuple(layers))
+            return got
+
+        return Visit(client, download, self._own(progress, client), self.statistics(progress.kept, client))
 
     def _send(self, server: Any, client: int) -> Download:
         """What a client is sent, made once where all of it is small: what was measured is what is trained next."""
@@ -257,6 +270,17 @@ class Simulation(Experiment):
     def _samples(self, visited: Sequence[Visited]) -> list[int]:
         return [len(self.federation.shards[v.client].train) for v in visited]
 
+    def _blurred(self, number: int, participants: Sequence[int], stack: Params) -> Params:
+        """The participants' models as they upload them: those that stay with the clients are not changed."""
+        dial, weight = self.config.privacy.dial(), self.task.output_weight
+        if dial.norms == "exact" or not participants:
+            return stack
+        rows = [
+            dial.turn({weight: stack[weight][row]}, self.task, self.config.run.seed, number, client)[weight]
+            for row, client in enumerate(participants)
+        ]
+        return stack | {weight: torch.stack(rows)}
+
     def _uploads(self, server: Any, visited: Sequence[Visited], stack: Params) -> tuple[Uploads, list[int]]:
         """What is aggregated, and whose update was scaled back for it."""
         clients = tuple(v.client for v in visited)
@@ -304,7 +328,7 @@ class Simulation(Experiment):
             [scores[c] for c in self.evaluated], [len(s.test) for s in shards], [len(s.validation) for s in shards]
         )
 
-    def _distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
+    def distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
         """The participants' true class distributions and those read from their uploaded output layers."""
         if not participants:
             return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
@@ -312,12 +336,34 @@ class Simulation(Experiment):
             stack[self.task.output_weight].double()
         )
 
+    def leaks(self, up: Uploads, sent: Mapping[int, Download]) -> dict[str, Leak]:
+        """How near a server's estimates from these uploads come to the participants' class counts."""
+        counts = np.stack([self.federation.class_counts(c) for c in up.clients])
+        got = [sent[c].models[0] for c in up.clients if len(sent[c].models) == 1]
+        whole = len(got) == len(up.clients) and self.task.output_weight in up.models
+        given = {name: torch.stack([model[name] for model in got]) for name in self._output} if whole else None
+        found = leak.estimates(up.models, given, up.extras, self.task)
+        return {name: leak.measure(counts, estimate.numpy()) for name, estimate in found.items()}
+
     def true_distributions(self, clients: Sequence[int]) -> Tensor:
         """p: the clients' class distributions."""
         counts = np.stack([self.federation.class_counts(c) for c in clients])
         return torch.from_numpy(counts / counts.sum(1, keepdims=True))
 
     # --- after the last round
+
+    def spent(self, rounds: int) -> Spent | None:
+        """What the first rounds cost each client; who takes part when is a function of the seed alone."""
+        privacy = self.config.privacy.samples()
+        if privacy is None:
+            return None
+        config, members = self.config, self.members
+        took_part = Counter(
+            c for r in range(1, rounds + 1) for c in invite(config, members, r) if not is_lost(config, r, c)
+        )
+        train, shards = config.train, self.federation.shards
+        visits = {c: (times, len(shards[c].train)) for c, times in sorted(took_part.items())}
+        return dp.spent(privacy, visits, train.batch_size, train.epochs)
 
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Measure the models that clients get which never took part."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cwfed.errors import RunError
-from cwfed.events import Event, Newcomers, Note, PhaseResult, Round, Started
+from cwfed.events import Event, Newcomers, Note, PhaseResult, Round, Spent, Started
 from cwfed.types import PHASES, Phase
 
 PICKINGS = ("best", "validated", "last")
@@ -45,7 +45,8 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
         seconds.update(r.seconds)
     refused = Counter(client for r in rounds for client in r.refused)
     skipped = [r.round for r in rounds if r.refused and r.skipped]
-    return {
+    spent = rounds[-1].spent
+    return ({"privacy": _spent(spent)} if spent else {}) | {
         "algorithm": started.algorithm,
         "dataset": started.dataset,
         "seed": started.seed,
@@ -73,6 +74,17 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
         "notes": [e.message for e in events if isinstance(e, Note)],
         **({"refused": dict(refused)} if refused else {}),  # updates of each client that the guard left out
         **({"skipped": skipped} if skipped else {}),  # rounds that too few good updates were left for
+    }
+
+
+def _spent(spent: Spent) -> dict[str, Any]:
+    """The largest epsilon of any client, which is the guarantee; None is without bound."""
+    known = [e for e in spent.epsilon.values() if e is not None]
+    return {
+        "epsilon": max(known) if len(known) == len(spent.epsilon) and known else None,
+        "delta": spent.delta,
+        "histogram_epsilon": spent.histogram,
+        "per_client": spent.epsilon,
     }
 
 

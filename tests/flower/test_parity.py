@@ -22,7 +22,15 @@ from cwfed.simulation import Simulation, from_tree, to_tree
 from tests.conftest import finish, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
-SEEN_BY_NO_SERVER = {"correlation": None, "distance": None, "portrait": None, "seconds": {}, "down_to_measure": 0}
+SEEN_BY_NO_SERVER = {
+    "correlation": None,
+    "distance": None,
+    "portrait": None,
+    "leaks": {},
+    "spent": None,
+    "seconds": {},
+    "down_to_measure": 0,
+}
 
 
 def as_a_server_sees_it(event: Round) -> Round:
@@ -49,6 +57,25 @@ def federate(config, folder, **federation):
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
     config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
+    plan, grid = federate(config, tmp_path)
+    reached, events = carry_out(PersonalisedStrategy(plan), grid)
+    simulated, expected = finish(Simulation(config))
+    assert leaves(reached.server) == leaves(simulated.server)
+    rounds = [as_a_server_sees_it(e) for e in events if isinstance(e, Round)]
+    assert rounds == [as_a_server_sees_it(e) for e in expected]
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        ["privacy.norms=noise"],
+        ["privacy.dp=sample", "privacy.dp_histogram=10.0", "train.lr=0.01"],
+        ["guard.norm_bound=0.5"],
+    ],
+    ids=["dial", "dp", "bound"],
+)
+def test_clients_blur_their_uploads_and_servers_bound_them_as_in_the_simulator(privacy, tmp_path):
+    config = settings("cwfedavg", *privacy)
     plan, grid = federate(config, tmp_path)
     reached, events = carry_out(PersonalisedStrategy(plan), grid)
     simulated, expected = finish(Simulation(config))
@@ -114,7 +141,7 @@ def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
         [json.loads(line) for line in (tmp_path / side / "events.jsonl").read_text().splitlines()]
         for side in ("ours", "flower")
     )
-    not_uploaded = {"correlation", "distance", "portrait"} if name == "fednh" else set()
+    not_uploaded = {"correlation", "distance", "portrait", "leaks"} if name == "fednh" else set()
     for mine, its in zip(ours, theirs, strict=True):
         different = {key for key in mine if mine[key] != its[key]}
         assert different <= {"seconds", "engine", "down_to_measure"} | not_uploaded

@@ -168,6 +168,8 @@ class CwFedAvg(FedAvg):
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
         start = self.objective.begin(got, own, data)
+        if not self.wdr:
+            return start
         prior = data.class_counts / data.class_counts.sum()
         return Start(start.params, start.anchor, start.notes | {"class_prior": prior})
 

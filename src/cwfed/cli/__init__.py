@@ -8,12 +8,12 @@ import sys
 
 from rich.markup import escape
 
-from cwfed.cli import about, data, flower, report, reproduce, run
+from cwfed.cli import about, data, flower, privacy, report, reproduce, run
 from cwfed.cli.app import app
 from cwfed.console import err
 from cwfed.errors import CwfedError, Interrupted
 
-__all__ = ["about", "app", "data", "flower", "main", "report", "reproduce", "run"]
+__all__ = ["about", "app", "data", "flower", "main", "privacy", "report", "reproduce", "run"]
 
 
 def main() -> None:

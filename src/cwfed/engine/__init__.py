@@ -68,6 +68,10 @@ def choose(
     if name == "auto":
         name, reason = _pick(workers, participants, model, samples, how)
     if name == "vmap":
+        if how.privacy:
+            raise ConfigError(
+                'run.engine = "vmap" has no gradients sample by sample; for privacy.dp use "threads" or "auto"'
+            )
         if how.precision != "fp32":
             raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
         try:
@@ -88,12 +92,12 @@ def choose(
 
 def _pick(workers: int, participants: int, model: nn.Module, samples: Samples, how: LocalTraining) -> tuple[str, str]:
     """The engine for "auto", and why."""
-    batched = how.precision == "fp32" and participants >= ENOUGH_CLIENTS
+    batched = how.precision == "fp32" and not how.privacy and participants >= ENOUGH_CLIENTS
     if samples.device.type != "cpu":
         if batched:
             device = samples.device.type
             return "vmap", f"batches of {how.batch_size} samples of one client leave a {device} device idle"
-        return "loop", "few clients at a time, or bf16, on one device"
+        return "loop", "few clients at a time, bf16 or differential privacy, on one device"
     work = _forward_work(model, samples, how.batch_size)
     step = f"a step of this model ({work / 1e6:.3g} MFLOP forward)"
     if work < SMALL_STEP and batched:

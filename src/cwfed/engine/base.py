@@ -18,6 +18,7 @@ from torch import nn
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
 from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.engine.private import PrivateBench
 from cwfed.errors import ConfigError
 from cwfed.types import Download, Params
 
@@ -95,7 +96,12 @@ class Loop:
         self.why = ""
         """Why "auto" chose this engine."""
         self._stop = threading.Event()
-        self._benches = [Bench(model, federation, samples, self._stop, how.precision) for _ in range(workers)]
+        self._benches = [self._new_bench(model, samples) for _ in range(workers)]
+
+    def _new_bench(self, model: nn.Module, samples: Samples) -> Bench:
+        if self.how.privacy:
+            return PrivateBench(model, self.federation, samples, self._stop, self.how)
+        return Bench(model, self.federation, samples, self._stop, self.how.precision)
 
     def try_training(self) -> None:
         """One batch forward and backward: what does not work in this precision shows here."""
@@ -110,6 +116,15 @@ class Loop:
             raise ConfigError(
                 f'train.precision = "{self.how.precision}" cannot be used with this model: {reason}'
             ) from None
+
+    def rehearse(self, visit: Visit) -> None:
+        """Before the first round: what differential privacy cannot be had for is an error here."""
+
+        def one(bench: Bench, item: Visit) -> None:
+            if isinstance(bench, PrivateBench):
+                bench.rehearse(self.algorithm, item.download(), item.own, item.statistics, item.client)
+
+        self.map(one, [visit])
 
     def map(self, function: Callable[[Bench, Item], Result], items: Iterable[Item]) -> list[Result]:
         """Results in the order of the items."""

@@ -22,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
+from cwfed.dp import SamplePrivacy
 from cwfed.engine.precision import Precision, to_bf16
 from cwfed.errors import RunError
 from cwfed.models import output_layer, parameters_of, statistics
@@ -40,6 +41,8 @@ class LocalTraining:
     batch_size: int
     epochs: int
     precision: Precision = "fp32"
+    privacy: SamplePrivacy | None = None
+    """Differential privacy, which changes batches and gradients (`private.py`)."""
 
 
 class Stopped(Exception):
@@ -217,14 +220,11 @@ class Bench:
         self._generator.manual_seed(torch_seed(how.seed, "dropout mask", round_, client))
         drawn = torch.get_rng_state()
         history: list[Tensor] = []
-        order = batches(len(own), how, stream(how.seed, "shuffle", round_, client))
-        for inputs, labels in self.samples.batches(own[order]):
+        size = min(how.batch_size, len(own))
+        for inputs, labels in self.batches(own, client, round_, how):
             if self.stop.is_set():
                 raise Stopped
-            output = self.forward(inputs)
-            loss = F.cross_entropy(output.logits, labels)
-            penalty = algorithm.penalty(self.params, output, labels, start)
-            gradients = torch.autograd.grad(loss + penalty, leaves, allow_unused=True)
+            loss, penalty, gradients = self.gradients(algorithm, inputs, labels, start, size, leaves)
             with torch.no_grad():
                 descend(targets, gradients, how.lr)
                 self._follow()
@@ -233,6 +233,20 @@ class Bench:
         mean_loss, mean_penalty = torch.stack(history).cpu().double().mean(0).tolist()
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
         return mean_loss if intact else np.nan, mean_penalty
+
+    def batches(self, own: Indices, client: int, round_: int, how: LocalTraining) -> Iterable[tuple[Tensor, Tensor]]:
+        """What the client trains on in a round, batch by batch."""
+        order = batches(len(own), how, stream(how.seed, "shuffle", round_, client))
+        return self.samples.batches(own[order])
+
+    def gradients(
+        self, algorithm: FedAvg, inputs: Tensor, labels: Tensor, start: Start, size: int, leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+        """Cross-entropy and penalty of a batch (of `size` samples) and the gradient of their sum."""
+        output = self.forward(inputs)
+        loss = F.cross_entropy(output.logits, labels)
+        penalty = algorithm.penalty(self.params, output, labels, start)
+        return loss, penalty, torch.autograd.grad(loss + penalty, leaves, allow_unused=True)
 
     @torch.inference_mode()
     def measure(self, indices: Indices) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:

@@ -91,8 +91,15 @@ class Worker:
             metrics |= self._measure(client, "trained", partial(as_it_is, trained), visited.statistics)
         names = self.algorithm.uploaded(tuple(trained), self.blueprint.task)
         content = RecordDict({"metrics": MetricRecord(metrics)})
-        wire.upload_to(content, {name: trained[name] for name in names}, visited.extras)
+        wire.upload_to(
+            content, self._blurred(client, round_, {name: trained[name] for name in names}), visited.extras
+        )
         return content
+
+    def _blurred(self, client: int, round_: int, model: Params) -> Params:
+        """The model as it is sent; what stays here is not changed."""
+        dial, seed = self.blueprint.config.privacy.dial(), self.blueprint.config.run.seed
+        return model if dial.norms == "exact" else dial.turn(model, self.blueprint.task, seed, round_, client)
 
     def evaluate(self, client: int, round_: int, got: Download, kept_too: bool, keep: bool) -> RecordDict:
         """How good the model is that the server handed out after a round, and the client's own where it is asked for."""

@@ -18,12 +18,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from cwfed import mixing
 from cwfed.checkpoint import Checkpoints
 from cwfed.config import Config, from_table
 from cwfed.engine import cores
@@ -59,24 +57,25 @@ class SimulatedRun(FederatedRun):
 
     def _completed(self, after: Progress, event: Round) -> Round:
         """The event with what only somebody knows who has all the data."""
-        uploads = self.strategy.turn.uploads
-        name = self.simulation.task.output_weight
-        known = [upload for upload in uploads if name in upload.model]
-        if known:
-            stack = torch.stack([upload.model[name] for upload in known])
-            p = self.simulation.true_distributions([upload.client for upload in known])
-            estimate = mixing.norm_distribution(stack.double())
-            distance = mean((p - estimate).norm(dim=1).tolist())
-            event = replace(event, correlation=correlation(p, estimate), distance=distance)
-        if event.received:
-            event = replace(event, received=replace(event.received, clients=None, samples=None))
-        if event.trained:
-            event = replace(event, trained=replace(event.trained, clients=None, samples=None))
-        if event.round == self.config.train.rounds and known:
-            clients = [upload.client for upload in known]
-            portrait = portray(self.simulation, self._with_kept(after), clients, {name: stack})
-            event = replace(event, portrait=portrait)
-        return event
+        turn, simulation = self.strategy.turn, self.simulation
+        is_last = event.round == self.config.train.rounds
+        phases = {
+            phase: replace(found, clients=None, samples=None)
+            for phase in ("received", "trained")
+            if (found := getattr(event, phase)) is not None
+        }
+        event = replace(event, **phases, spent=simulation.spent(event.round) if is_last else None)
+        up, name = turn.aggregated, simulation.task.output_weight
+        if up is None or name not in up.models:
+            return event
+        p, estimate = simulation.distributions(up.clients, up.models)
+        return replace(
+            event,
+            correlation=correlation(p, estimate),
+            distance=mean((p - estimate).norm(dim=1).tolist()),
+            leaks=simulation.leaks(up, turn.sent),
+            portrait=portray(simulation, self._with_kept(after), up.clients, up.models) if is_last else None,
+        )
 
     def _with_kept(self, progress: Progress) -> Progress:
         """What the clients keep, read from their folders."""

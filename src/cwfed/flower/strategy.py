@@ -57,10 +57,12 @@ class Turn:
     number: int
     clock: Clock = field(default_factory=Clock)
     invited: list[int] = field(default_factory=list)
+    sent: dict[int, Download] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     """Of the invited: who never answered."""
     refused: dict[str, str] = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
+    aggregated: Uploads | None = None
     skipped: str = ""
     scaled_back: list[int] = field(default_factory=list)
     down: int = 0
@@ -229,6 +231,7 @@ class PersonalisedStrategy(Strategy):
         for client in turn.invited:
             download = self.download(client)
             turn.down += download.nbytes
+            turn.sent[client] = download
             if client not in turn.lost:
                 told = {"measure": measure and (self._measured is None or client in self._measured)}
                 messages.append(self._send(client, server_round, download, MessageType.TRAIN, told))
@@ -258,7 +261,8 @@ class PersonalisedStrategy(Strategy):
             turn.skipped = f"{len(turn.uploads)} good updates, and guard.least = {least}"
             turn.uploads = []
         if turn.uploads:
-            server = self.algorithm.aggregate(server, self._stack(turn))
+            turn.aggregated = self._stack(turn)
+            server = self.algorithm.aggregate(server, turn.aggregated)
             self._ever |= {upload.client for upload in turn.uploads}
         kept = {} if not self.algorithm.keeps_model else dict(self.progress.trained)
         for upload in turn.uploads:
@@ -405,7 +409,7 @@ class PersonalisedStrategy(Strategy):
         first = uploads[0]
         models = {name: torch.stack([u.model[name] for u in uploads]) for name in first.model}
         if bound := self.config.guard.norm_bound:
-            models, longer = bounded(models, lambda row: self.download(clients[row]).model, bound)
+            models, longer = bounded(models, lambda row: turn.sent[clients[row]].model, bound)
             turn.scaled_back = [clients[row] for row in longer]
         return Uploads(
             clients=clients,

@@ -1,0 +1,163 @@
+"""The curves of docs/privacy.md: what uploads leak against accuracy, and accuracy against epsilon.
+
+    python benchmarks/privacy_curves.py dial dp draw --data-dir DATA --runs runs/privacy --docs docs
+
+CIFAR-10, 4,000 samples, 20 clients, the paper's CNN. Runs that are there are not run again; `cwfed privacy` shows any of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import cwfed
+from cwfed import config as configs
+from cwfed.report.figures import save
+from cwfed.report.privacy import audit, picture
+from cwfed.report.runs import collect, read_run
+from cwfed.report.style import COLOURS, MARKERS
+from cwfed.report.tables import markdown_table
+
+BASE = ["data.name=cifar10", "data.samples=4000", "data.clients=20", "model.name=cnn", "run.save_models=none"]
+DIRICHLET = ["data.partition=dirichlet", "data.alpha=0.1"]
+PATHOLOGICAL = ["data.partition=pathological", "data.classes_per_client=2"]
+METHODS = {
+    "FedAvg": ["algorithm.name=fedavg"],
+    "cwFedAvg without WDR": ["algorithm.name=cwfedavg", "algorithm.wdr=0"],
+    "cwFedAvg": ["algorithm.name=cwfedavg"],
+}
+LEAK = [*DIRICHLET, "train.rounds=25", "train.lr=0.05"]
+DIAL = {
+    "noise 0.3": ["privacy.norms=noise", "privacy.norm_noise=0.3"],
+    "noise 1": ["privacy.norms=noise", "privacy.norm_noise=1"],
+    "levels 1": ["privacy.norms=coarse", "privacy.norm_levels=1"],
+    "levels 2": ["privacy.norms=coarse", "privacy.norm_levels=2"],
+    "noise 0.1": ["privacy.norms=noise", "privacy.norm_noise=0.1"],
+}
+# The noise's length grows with the root of the number of parameters and shrinks with the batch: a smaller network, larger batches.
+DP = [
+    *PATHOLOGICAL,
+    "model.options.hidden=64",
+    "train.batch_size=50",
+    "train.lr=0.5",
+    "train.rounds=20",
+    "run.evaluate_every=5",
+]
+OFF = ["train.batch_size=10", "train.lr=0.05"]  # gradients that are not clipped diverge at 0.5
+NOISES = (0.0, 1.0, 4.0, 2.0)
+
+
+def dial(runs: Path, data_dir: str | None) -> None:
+    for name, method in METHODS.items():
+        run(runs / "audit" / name, LEAK + method, data_dir)
+    for name, turned in DIAL.items():
+        run(runs / "dial" / name, LEAK + METHODS["cwFedAvg"] + turned, data_dir)
+
+
+def dp(runs: Path, data_dir: str | None) -> None:
+    run(runs / "dp" / "off", DP + METHODS["cwFedAvg"] + OFF, data_dir)
+    for noise in NOISES:
+        private = ["privacy.dp=sample", f"privacy.dp_noise={noise}", "privacy.dp_histogram=1"]
+        run(runs / "dp" / f"noise {noise:g}", DP + METHODS["cwFedAvg"] + private, data_dir)
+
+
+def run(folder: Path, settings: list[str], data_dir: str | None) -> None:
+    print(folder, flush=True)
+    cwfed.run(configs.load(None, [*BASE, *settings]), folder, resume=True, data_dir=data_dir)
+
+
+def draw(runs: Path, docs: Path) -> None:
+    """The pictures and tables of docs/privacy.md, from the runs that are finished."""
+    lines, _ = audit(collect([runs / "audit"])[0])
+    save(picture(lines), docs / "privacy-audit")
+    print(draw_dial(runs, docs / "privacy-dial"))
+    print(draw_dp(runs, docs / "privacy-dp"))
+
+
+def draw_dial(runs: Path, stem: Path) -> str:
+    """Accuracy against what the norms and the change of the bias give away: means over the last five rounds."""
+    found = {}
+    for name, folder in (
+        {name: f"audit/{name}" for name in METHODS} | {n: f"dial/{n}" for n in sorted(DIAL)}
+    ).items():
+        if (runs / folder / "summary.json").exists():
+            found[name] = read_run(runs / folder)
+    rows = []
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for i, (name, record) in enumerate(found.items()):
+        lines, _ = audit([record])
+        accuracy = 100 * record.summary["reported"]["accuracy"]
+        cells = [name, f"{accuracy:.1f}"]
+        for estimate, filled in (("norms", True), ("change", False)):
+            last = [line for line in lines if line.estimate == estimate][-5:]
+            error, rank, auc = (np.mean([getattr(line, key) for line in last]) for key in ("error", "rank", "auc"))
+            cells += [f"{error:.2f}", f"{rank:.2f}", f"{auc:.2f}"]
+            colour = COLOURS[i % len(COLOURS)]
+            look = {"color": colour, "markerfacecolor": colour if filled else "none", "linestyle": ""}
+            for axes, value in zip(panels, (error, auc), strict=True):
+                label = name if filled and axes is panels[0] else None
+                axes.plot(value, accuracy, MARKERS[i], label=label, **look)
+        rows.append(cells)
+    panels[0].set(xlabel="error of the estimated class counts\n(further left: leaks more)", ylabel="test accuracy, %")
+    panels[1].set(xlabel="telling absent classes from present ones, AUC\n(further right: leaks more)")
+    for axes in panels:
+        axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", frameon=False, title="filled: norms\nhollow: change of the bias")
+    save(figure, stem)
+    estimates = [f"{what} ({name})" for name in ("norms", "change") for what in ("error", "rank", "AUC")]
+    return markdown_table(["", "accuracy, %", *estimates], rows)
+
+
+def draw_dp(runs: Path, stem: Path) -> str:
+    """Accuracy of the personal models against epsilon."""
+    off = read_run(runs / "dp" / "off")
+    largest = off.histogram.max(1).sum() / off.histogram.sum()
+    rows = [["off", "–", f"{100 * off.summary['reported']['accuracy']:.1f}", "–"]]
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    points = []
+    for noise in sorted(NOISES):
+        if not (runs / "dp" / f"noise {noise:g}" / "summary.json").exists():
+            continue
+        record = read_run(runs / "dp" / f"noise {noise:g}")
+        epsilon, accuracy = record.summary["privacy"]["epsilon"], 100 * record.summary["reported"]["accuracy"]
+        leaks = [line for line in audit([record])[0] if line.estimate == "change"]
+        rows.append(
+            [f"{noise:g}", "–" if epsilon is None else f"{epsilon:.1f}", f"{accuracy:.1f}", f"{leaks[-1].auc:.2f}"]
+        )
+        if epsilon is None:
+            axes.axhline(accuracy, color=COLOURS[1], linestyle="--", label="clipped, no noise")
+        else:
+            points.append((epsilon, accuracy))
+    axes.axhline(100 * off.summary["reported"]["accuracy"], color=COLOURS[2], linestyle="-.", label="off")
+    axes.plot(*zip(*sorted(points), strict=True), "o-", color=COLOURS[0], label="DP-SGD")
+    axes.axhline(100 * largest, color="0.5", linestyle=":", label="each client's largest class, always")
+    axes.set(xscale="log", xlabel="epsilon of the client with the largest", ylabel="test accuracy, %")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, fontsize=8)
+    save(figure, stem)
+    table = markdown_table(["`dp_noise`", "largest epsilon", "accuracy, %", "AUC (change)"], rows)
+    return f"{table}\neach client's largest class, always: {100 * largest:.1f} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="+", choices=["dial", "dp", "draw"])
+    parser.add_argument("--runs", type=Path, default=Path("runs/privacy"))
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `draw` puts its pictures")
+    parser.add_argument("--data-dir")
+    options = parser.parse_args()
+    if "dial" in options.what:
+        dial(options.runs, options.data_dir)
+    if "dp" in options.what:
+        dp(options.runs, options.data_dir)
+    if "draw" in options.what:
+        draw(options.runs, options.docs)
+
+
+if __name__ == "__main__":
+    main()

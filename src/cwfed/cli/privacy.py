@@ -1,0 +1,60 @@
+"""cwfed privacy: what the server could learn about its clients' classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cwfed.cli.app import JsonOption, app
+from cwfed.cli.report import RunsArgument
+from cwfed.console import err, out
+from cwfed.errors import CwfedError, RunError
+
+
+@app.command()
+def privacy(
+    runs: RunsArgument,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for a picture and tables of all rounds.")
+    ] = None,
+    formats: Annotated[str, typer.Option(help="Of the picture: png, pdf, svg; separated by commas.")] = "png,svg",
+    as_json: JsonOption = False,
+) -> None:
+    """How well the server can rebuild each client's class counts from what it received, round by round."""
+    from cwfed.report import figures as drawing
+    from cwfed.report import privacy as auditing
+    from cwfed.report import runs as reading
+
+    wanted = [ending.strip() for ending in formats.split(",")]
+    drawing.check_formats(wanted)
+    records, left_out = reading.collect(runs)
+    lines, silent = auditing.audit(records)
+    for folder in [*left_out, *silent]:
+        err.print(f"left out: {escape(str(folder.path))}: {escape(folder.why)}", highlight=False, soft_wrap=True)
+    if not lines:
+        raise RunError("none of these folders holds a finished run that can be audited")
+    if out_dir:
+        try:
+            out_dir.mkdir(parents=True, exist_ok=True)
+            (out_dir / "privacy.csv").write_text(auditing.as_csv(lines), encoding="utf-8")
+            (out_dir / "privacy.md").write_text(auditing.markdown(auditing.some_rounds(lines)), encoding="utf-8")
+            drawing.save(auditing.picture(lines), out_dir / "privacy", wanted)
+        except OSError as error:
+            raise CwfedError(f"{out_dir} cannot be written: {error.strerror}") from None
+    if as_json:
+        print(json.dumps([dataclasses.asdict(line) for line in lines]))
+        return
+    table = Table(*auditing.HEADER, caption=auditing.EXPLANATION, caption_justify="left")
+    table.columns[0].overflow = "fold"
+    for line in auditing.some_rounds(lines):
+        table.add_row(*map(escape, line.cells()))
+    out.print(table)
+    if out_dir:
+        files = ", ".join(["privacy.md", "privacy.csv", *(f"privacy.{ending}" for ending in wanted)])
+        out.print(f"[bold]{escape(str(out_dir))}[/bold]: {files}", highlight=False)

@@ -1,0 +1,133 @@
+"""A worker's place where clients train with differential privacy: per-sample gradients, clipped, with noise.
+
+An algorithm is kept from what that does not cover. It may not ask for losses or means of the client's data, it sees a noisy
+histogram, and its penalty sees the weights but no batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from cwfed import dp
+from cwfed.algorithms import FedAvg
+from cwfed.data import Federation, Samples
+from cwfed.data.partition import Indices
+from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.errors import ConfigError
+from cwfed.rng import stream, torch_seed
+from cwfed.types import Download, Output, Params, Start
+
+BEYOND = "privacy.dp: the algorithm asks its clients for {}, which clipped gradients do not cover: choose another algorithm"
+
+
+class PrivateView(ClientView):
+    """The client as an algorithm may see it when its samples are private."""
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """n_ij with noise, the same in every round."""
+        bench = self._bench
+        assert isinstance(bench, PrivateBench)
+        return bench.privacy.class_counts(bench.federation.class_counts(self._client), bench.seed, self._client)
+
+    def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
+        raise ConfigError(BEYOND.format("losses on their data"))
+
+    def class_means(self, params: Params) -> Tensor:
+        raise ConfigError(BEYOND.format("mean features of their data"))
+
+
+class PrivateBench(Bench):
+    """A bench whose training is DP-SGD."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        samples: Samples,
+        stop: threading.Event,
+        how: LocalTraining,
+    ) -> None:
+        assert how.privacy is not None
+        dp.check_model(model)
+        super().__init__(model, federation, samples, stop, how.precision)
+        self.privacy, self.seed = how.privacy, how.seed
+        self._noise = torch.Generator(samples.device)
+        self._trained = {name: p for name, p in self.params.items() if p.requires_grad}
+
+    def view(self, client: int, statistics: Params) -> ClientView:
+        return PrivateView(self, client, statistics)
+
+    def batches(self, own: Indices, client: int, round_: int, how: LocalTraining) -> Iterable[tuple[Tensor, Tensor]]:
+        """Poisson batches; some may be empty."""
+        self._noise.manual_seed(torch_seed(how.seed, "dp noise", round_, client))
+        rng = stream(how.seed, "poisson", round_, client)
+        drawn = dp.poisson_batches(len(own), how.batch_size, how.epochs, rng)
+        return (self.samples.batch(own[chosen]) for chosen in drawn)
+
+    def gradients(
+        self, algorithm: FedAvg, inputs: Tensor, labels: Tensor, start: Start, size: int, leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+        each, losses = self.per_sample(inputs, labels)
+        sums = dp.private_sum(each, self.privacy, self._noise)
+        penalty = self._penalty(algorithm, start)
+        pulls: Sequence[Tensor | None] = [None] * len(leaves)
+        if penalty.requires_grad:
+            pulls = torch.autograd.grad(penalty, leaves, allow_unused=True)
+        steps = [g / size if pull is None else g / size + pull for g, pull in zip(sums, pulls, strict=True)]
+        return losses.sum() / size, penalty, steps
+
+    def per_sample(self, inputs: Tensor, labels: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The gradient and the cross-entropy of each sample by itself, samples first."""
+        if not len(labels):
+            return [p.new_zeros(0, *p.shape) for p in self._trained.values()], inputs.new_zeros(0)
+
+        def loss(params: Params, sample: Tensor, label: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(self.model, params, (sample[None],)), label[None])
+
+        trained = {name: p.detach() for name, p in self._trained.items()}
+        gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(trained, inputs, labels)
+        self.take_features()  # of no use outside
+        return list(gradients.values()), losses
+
+    def _penalty(self, algorithm: FedAvg, start: Start) -> Tensor:
+        """The penalty of the weights alone: in place of a batch, and of its labels, it is given what is not a number."""
+        logits, features = (
+            torch.full((2, width), torch.nan, device=self.samples.device)
+            for width in (self._output.out_features, self._output.in_features)
+        )
+        return algorithm.penalty(self.params, Output(logits, features, self._output.weight), logits[:, 0], start)
+
+    def rehearse(self, algorithm: FedAvg, got: Download, own: Params | None, statistics: Params, client: int) -> None:
+        """A visit without training: an algorithm or a network that needs what must stay private shows here."""
+        if algorithm.held_out():
+            raise ConfigError(BEYOND.format("losses on data they hold out"))
+        view = self.view(client, statistics)
+        start = algorithm.begin(got, own, view)
+        self.load(start.params | statistics)
+        self.model.train()
+        try:
+            needs_batch = bool(self._penalty(algorithm, self.here(start)).isnan())
+        except (RuntimeError, IndexError, TypeError):
+            needs_batch = True  # such as labels that are no indices
+        if needs_batch:
+            raise ConfigError(
+                f"privacy.dp: the penalty of {type(algorithm).__name__} looks at whole batches, so a sample's share in "
+                "it cannot be clipped: choose another algorithm"
+            )
+        inputs, labels = self.samples.batch(self.federation.shards[client].train[:2])
+        try:
+            self.per_sample(inputs, labels)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"privacy.dp: this model has no gradient sample by sample: {str(error).splitlines()[0]}"
+            ) from None
+        algorithm.finish(self.complete(), start, view)
