@@ -38,7 +38,7 @@ def test_run_json_and_config_file(tmp_path):
     (tmp_path / "c.toml").write_text('[algorithm]\nname = "fedprox"\nmu = 0.01\n')
     summary = json.loads(cwfed("run", "c.toml", *SMALL, "--out", "r", "--json", cwd=tmp_path).stdout)
     assert summary["algorithm"] == "fedprox"
-    assert json.loads((tmp_path / "r" / "summary.json").read_text()) == summary
+    assert json.loads((tmp_path / "r" / "summary.json").read_text()).items() >= summary.items()
     again = json.loads(cwfed("run", "--resume", "--out", "r", "--json", cwd=tmp_path).stdout)
     assert again == summary
     more = cwfed("run", "--resume", "--out", "r", "--set=train.rounds=3", "--json", cwd=tmp_path).stdout

@@ -30,6 +30,9 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except (OSError, MemoryError) as error:  # the machine says no, somewhere nobody had a better sentence for it
+        err.print(f"[red]error:[/red] {escape(str(error) or 'not enough memory')}", highlight=False, soft_wrap=True)
+        sys.exit(1)
 
 
 def _interrupt(number: int, frame: object) -> None:

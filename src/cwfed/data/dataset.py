@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cwfed import files
 from cwfed.errors import DataError
 
 CACHE_VERSION = 1
@@ -109,12 +110,15 @@ def _read(name: str, folder: Path) -> Dataset | None:
     """None where the cache has nothing or something damaged, which is then decoded again."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
+        if files.SEAL not in meta:  # an earlier version's: its names are not covered by a checksum
+            return None
+        files.open_table(meta)
         inputs = np.load(folder / "inputs.npy", mmap_mode="c", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False)
         if meta["digest"] != _digest(inputs, labels):
             return None
         return Dataset(name, inputs, labels, tuple(meta["classes"]), tuple(meta["words"]), digest=meta["digest"])
-    except (OSError, ValueError, KeyError, EOFError, TypeError):
+    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RecursionError, DataError):
         return None
 
 
@@ -126,7 +130,7 @@ def _write(data: Dataset, folder: Path) -> None:
         np.save(scratch / "inputs.npy", data.inputs)
         np.save(scratch / "labels.npy", data.labels)
         meta = {"digest": data.digest, "classes": data.class_names, "words": data.words}
-        (scratch / "meta.json").write_text(json.dumps(meta))
+        (scratch / "meta.json").write_text(json.dumps(files.seal_table(meta)))
         shutil.rmtree(folder, ignore_errors=True)
         try:
             scratch.rename(folder)
