@@ -27,9 +27,9 @@ def whole(tmp_path_factory):
     return folder
 
 
-def copied(whole: Path, tmp_path: Path) -> Path:
+def copied(whole, tmp_path):
     """A copy without the seals, as an earlier version would have left it: what lies beneath them is checked too."""
-    folder = Path(shutil.copytree(whole / "fedavg-0", tmp_path / "broken"))
+    folder = shutil.copytree(whole / "fedavg-0", tmp_path / "broken")
     for name in ("manifest.json", "summary.json"):
         table = json.loads((folder / name).read_text())
         (folder / name).write_text(
