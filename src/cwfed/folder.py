@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -207,12 +207,13 @@ class RunFolder:
         facts = {"events": mark.length, _EVENTS_SUM: mark.sha256, "experiment": experiment(self.config())}
         self.checkpoints.save(progress.round, to_tree(progress) | facts)
 
-    def restore(self, config: Config) -> tuple[Progress | None, list[str]]:
+    def restore(self, config: Config, fits: Callable[[Progress], None]) -> tuple[Progress | None, list[str]]:
         """The newest whole checkpoint whose events are whole; None where the run did not get that far.
 
-        What came after it, events and summary, is taken away: it will be done again, to the same bits.
+        `fits` raises RunError for progress that the experiment cannot go on from. What came after the checkpoint, events
+        and summary, is taken away: it will be done again, to the same bits.
         """
-        tree, complaints = self.checkpoints.newest(lambda tree: self._check(tree, config))
+        tree, complaints = self.checkpoints.newest(lambda tree: fits(self._check(tree, config)))
         if tree is None and complaints:
             raise RunError(f"no checkpoint of the run can be used: {complaints[0]}; start again in another folder")
         (self.path / "summary.json").unlink(missing_ok=True)
@@ -223,12 +224,14 @@ class RunFolder:
         os.truncate(path, tree["events"])
         return from_tree(tree), complaints
 
-    def _check(self, tree: Any, config: Config) -> None:
+    def _check(self, tree: Any, config: Config) -> Progress:
         """Config, events and checkpoint must be of one run, and the events as they were then."""
         path = self.path / "events.jsonl"
         try:
-            progress, length, experiment_then = from_tree(tree), int(tree["events"]), tree["experiment"]
+            progress, length, experiment_then = from_tree(tree), tree["events"], tree["experiment"]
             sealed = tree.get(_EVENTS_SUM)  # earlier versions wrote none
+            if type(progress.round) is not int or type(length) is not int:
+                raise TypeError("its numbers are none")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
         if experiment_then != experiment(config):
@@ -241,6 +244,7 @@ class RunFolder:
         done = [event.round for event in events.parse(content, path) if isinstance(event, events.Round)]
         if done != list(range(1, progress.round + 1)):
             raise RunError(f"{path} is damaged: it does not have the rounds 1 to {progress.round}")
+        return progress
 
     # --- final models
 

@@ -165,7 +165,7 @@ def _prepare(folder: RunFolder, simulation: Simulation) -> tuple[Progress | None
     if folder.exists:  # nothing is changed before all of it is known to fit
         if (folder.path / "manifest.json").exists():
             notes = _check_manifest(folder, facts)
-        progress, complaints = folder.restore(config)
+        progress, complaints = folder.restore(config, simulation.check)
         notes = complaints + (notes if progress else [])
     folder.write_config(config)  # first: from now on the folder is a run
     if not (folder.path / "manifest.json").exists():

@@ -19,6 +19,7 @@ from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
 from cwfed.engine.bench import Bench, ClientView, LocalTraining
 from cwfed.engine.precision import require_bf16
+from cwfed.errors import RunError
 from cwfed.events import Newcomers, PhaseResult, Portrait, Round, Started
 from cwfed.experiment import Experiment
 from cwfed.rng import stream
@@ -89,6 +90,29 @@ class Simulation(Experiment):
             test_samples=[len(self.federation.shards[c].test) for c in self.evaluated],
             engine=self.engine.name + (f": {self.engine.why}" if self.engine.why else ""),
         )
+
+    def check(self, progress: Progress) -> None:
+        """RunError for progress that these rounds cannot go on from: a few clients get their model and try it."""
+        shapes = {n: t.shape for n, t in (self.initial | self.local_statistics).items()}
+        needed = self.initial.keys() if self.algorithm.keeps_model else self.local_statistics.keys()
+        try:
+            candidates = [
+                Candidate(c, self.personal(progress, c), self._statistics(progress.kept, c)) for c in self.members[:3]
+            ]
+            self.engine.measure(candidates)
+            kept = list(progress.kept.values())
+            fits = all(needed <= own.keys() and all(shapes[n] == t.shape for n, t in own.items()) for own in kept)
+            fits = fits and all(
+                isinstance(v, int | float) for s in progress.trained.values() for v in vars(s).values()
+            )
+        except Exception as error:  # whatever an algorithm says to a state that is none of its own
+            raise RunError(
+                f"the checkpoint of round {progress.round} does not fit the experiment ({error!r})"
+            ) from None
+        if not fits:
+            raise RunError(
+                f"the checkpoint of round {progress.round} holds something else than this experiment's models"
+            )
 
     # --- the rounds
 

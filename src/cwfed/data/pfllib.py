@@ -19,7 +19,7 @@ from cwfed.data.dataset import Dataset
 from cwfed.data.text import PADDING
 from cwfed.errors import DataError
 
-_ALLOWED = {
+ALLOWED = {
     (module, name)
     for package in ("numpy.core", "numpy._core")
     for module, name in (
@@ -35,7 +35,7 @@ MOST_NAMES = 10_000_000
 
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
+        if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it wants to load {module}.{name}, which is not allowed")
         return super().find_class(module, name)
 
