@@ -20,6 +20,8 @@ def test_every_test_that_is_named_exists():
 
 
 def test_every_promise_has_a_test():
-    promises = [line for line in TEXT.splitlines() if line.startswith("| ") and not line.startswith(("| promise", "|---"))]
+    promises = [
+        line for line in TEXT.splitlines() if line.startswith("| ") and not line.startswith(("| promise", "|---"))
+    ]
     assert len(promises) > 15
     assert not [line for line in promises if line.startswith("| **") and "`tests/" not in line]

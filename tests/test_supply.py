@@ -41,7 +41,11 @@ def forbidden(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [n for n in names if n.split(".")[0] in ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")]
+            found += [
+                n
+                for n in names
+                if n.split(".")[0] in ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+            ]
         if not isinstance(node, ast.Call):
             continue
         name, options = name_of(node), {k.arg: ast.unparse(k.value) for k in node.keywords}

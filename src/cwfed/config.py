@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,15 @@ class ModelSection(Section):
         if ":" not in name and name not in (*MODELS, "auto"):
             raise ValueError(f"unknown model {name!r}: {did_you_mean(name, (*MODELS, 'auto'))}")
         return name
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as error:  # TOML has dates
+            raise ValueError(f"model.options must be numbers, texts, lists or tables: {str(error).lower()}") from None
+        return options
 
 
 class TrainSection(Section):

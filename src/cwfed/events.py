@@ -143,7 +143,7 @@ def from_json(line: str) -> Event:
         kind = fields.pop("event")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an event of this version: {error}") from None
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise ValueError(f"unknown event {kind!r}")
     if unknown := fields.keys() - {f.name for f in dataclasses.fields(_KINDS[kind])}:
         raise ValueError(f"not an event of this version: it has {min(unknown)!r}")

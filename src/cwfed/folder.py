@@ -236,13 +236,14 @@ class RunFolder:
             raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
         if experiment_then != experiment(config):
             raise RunError(f"the checkpoints in {self.path} do not match its config.toml, which was changed since")
-        content = path.read_bytes()[:length] if path.exists() else b""
-        if len(content) < length:
+        content = path.read_bytes() if path.exists() else b""
+        if not 0 <= length <= len(content):
             raise RunError(f"{path} is shorter than the checkpoint of round {progress.round} says: it was damaged")
+        content = content[:length]
         if sealed and files.sha256(content) != sealed:
             raise RunError(f"{path} is damaged: it is not as it was at the checkpoint of round {progress.round}")
         done = [event.round for event in events.parse(content, path) if isinstance(event, events.Round)]
-        if done != list(range(1, progress.round + 1)):
+        if len(done) != progress.round or done != list(range(1, len(done) + 1)):
             raise RunError(f"{path} is damaged: it does not have the rounds 1 to {progress.round}")
         return progress
 

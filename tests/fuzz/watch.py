@@ -54,15 +54,16 @@ class _Watch:
             self.seen.append(f"{event} {arguments!r}")
 
     def _path(self, event: str, path: object) -> None:
-        if isinstance(path, int) or path in (os.devnull, os.fsencode(os.devnull)):
+        if isinstance(path, int) or path in (os.devnull, os.fsencode(os.devnull), "/proc/self/clear_refs"):
             return
         full = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
-        if not full.startswith((self.folder, _SCRATCH)):
+        if not full.startswith((self.folder, *_SCRATCH)):
             self.seen.append(f"{event} {full}")
 
 
 _WATCH = _Watch()
-_SCRATCH = os.path.join(os.path.realpath(tempfile.gettempdir()), "tmp")  # what tempfile makes for itself
+_SCRATCH = [os.path.join(os.path.realpath(tempfile.gettempdir()), made) for made in ("tmp", "torchinductor_")]
+"""What tempfile and torch make for themselves."""
 sys.addaudithook(_WATCH)
 sys.dont_write_bytecode = True
 

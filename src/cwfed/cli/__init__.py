@@ -20,6 +20,7 @@ def main() -> None:
     """The console script: errors are one sentence on stderr and a non-zero exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _check_text(sys.argv)
         app()
     except Interrupted as interrupt:
         err.print(f"interrupted: {escape(str(interrupt))}", highlight=False, soft_wrap=True)
@@ -33,6 +34,14 @@ def main() -> None:
     except (OSError, MemoryError) as error:  # the machine says no, somewhere nobody had a better sentence for it
         err.print(f"[red]error:[/red] {escape(str(error) or 'not enough memory')}", highlight=False, soft_wrap=True)
         sys.exit(1)
+
+
+def _check_text(arguments: list[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise CwfedError(f"the argument {argument!r} is not text in UTF-8") from None
 
 
 def _interrupt(number: int, frame: object) -> None:
