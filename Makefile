@@ -22,7 +22,7 @@ test: install-dev    ## the suite, a few minutes
 test-all: install-dev ## the suite with the slow checks on real data
 	$(BIN)/python -m pytest -q
 
-fuzz: install-dev    ## tens of thousands of damaged and hostile inputs, about half an hour
+fuzz: install-dev    ## some thirty thousand damaged and hostile inputs, about ten minutes
 	$(BIN)/python -m pytest -q -s -m fuzz tests/fuzz
 
 soak: install-dev    ## ten minutes of kills, full disks and damage

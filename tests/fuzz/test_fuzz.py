@@ -16,7 +16,7 @@ from cwfed.errors import CwfedError
 from tests.fuzz.targets import TARGETS, World
 from tests.fuzz.watch import watched
 
-LONG = int(os.environ.get("CWFED_FUZZ_CASES", "10000"))
+LONG = int(os.environ.get("CWFED_FUZZ_CASES", "3000"))
 SHORT = 60
 PHASES = (Phase.explicit, Phase.generate)  # a failing case is told as it is: shrinking it would take minutes
 
