@@ -210,10 +210,11 @@ def command_lines(world: World, case: tuple[list[str], list[str]]) -> None:
     """The application with any arguments; paths that the user names himself stay in the folder here."""
     from typer.testing import CliRunner
 
-    from cwfed.cli import app
+    from cwfed.cli import app, check_text
 
     world.fresh()
     arguments = [word.replace("..", "_") for word in case[1]]
+    check_text(arguments)
     done = CliRunner().invoke(app, [*case[0], *arguments], catch_exceptions=True)
     if isinstance(done.exception, Exception) and not isinstance(done.exception, SystemExit | OSError):
         raise done.exception

@@ -13,14 +13,14 @@ from cwfed.cli.app import app
 from cwfed.console import err
 from cwfed.errors import CwfedError, Interrupted
 
-__all__ = ["about", "app", "data", "main", "report", "reproduce", "run"]
+__all__ = ["about", "app", "check_text", "data", "main", "report", "reproduce", "run"]
 
 
 def main() -> None:
     """The console script: errors are one sentence on stderr and a non-zero exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _check_text(sys.argv)
+        check_text(sys.argv)
         app()
     except Interrupted as interrupt:
         err.print(f"interrupted: {escape(str(interrupt))}", highlight=False, soft_wrap=True)
@@ -36,7 +36,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def _check_text(arguments: list[str]) -> None:
+def check_text(arguments: list[str]) -> None:
+    """Half characters, as Python makes of other encodings, could be neither printed nor written."""
     for argument in arguments:
         try:
             argument.encode()
