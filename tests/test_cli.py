@@ -154,7 +154,7 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["run", "--set", "data.path=\udcff"], "is not text in UTF-8"),
         (["run", "--set", "model.options.hidden=1979-05-27"], "must be numbers, texts, lists or tables"),
         (["run", "--set", f"data.name={'x' * 300}:y"], "too long"),
-        (["run", "--set", f"train.lr={'[' * 5000}"], "train.lr"),
+        (["run", "--set", f"train.lr={'[' * 5000}"], "train.lr = '[["),
     ],
 )
 def test_bad_input_gets_one_sentence(tmp_path, arguments, says):

@@ -266,6 +266,7 @@ def _parse(setting: str) -> tuple[list[str], Any]:
 def parse_value(raw: str) -> Any:
     """A TOML value; what is none is text, so quotes are not needed."""
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {raw}")
+    except (ValueError, RecursionError):
         return raw
+    return table["value"] if len(table) == 1 else raw  # not a whole file behind a line break

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 NAMES = st.sampled_from(
     ["", "..", "../..", "/etc/passwd", "../../outside", "a/b", "a\0b", "<script>alert(1)</script>", '"><img src=x>', "</script>",
      "<!--", "$\\frac{", "{}", "%s", "[/red]", "[red]", "\x1b[31m", "né", "\u2028", "\ud800", "x" * 300, "trap:boom", "os:system",
-     "cwfedavg", "fedavg", "digits", "mlp", "auto", "nan", "-1", "1e999", " ", "\n", "'", "a'b\"c", "=1+1", "~", "$HOME", "--out"]
+     "cwfedavg", "fedavg", "digits", "mlp", "auto", "nan", "-1", "1e999", " ", "\n", "'", "a'b\"c", "=1+1", "~", "$HOME", "--out", "[" * 3000, "1\nrun.seed = 3"]
 ) | st.text(max_size=12)  # fmt: skip
 NUMBERS = st.sampled_from(
     [0, 1, 2, 3, 7, -1, 2**31, 2**63, 10**30, 0.0, 0.5, -0.5, 1.5, 1e-300, 1e308, float("inf"), float("nan")]
