@@ -46,7 +46,8 @@ def test_a_damaged_cache_is_made_again(chaos):
 
 
 def test_a_full_disk_is_one_sentence_and_later_the_run_goes_on(chaos):
-    assert chaos.fill_disk(0.1) == "resumed"
+    assert chaos.fill_disk(0.5) == "resumed"
+    assert chaos.counts["disks filled"] == 1
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "."])

@@ -277,11 +277,12 @@ class Chaos:
         assert outcome == "resumed", "a damaged cache is made again"
         return outcome
 
-    def fill_disk(self, megabytes: float = 0) -> str:
+    def fill_disk(self, share: float = 0) -> str:
         """The run lies on a disk that is too small; later there is room."""
         disk = self.folder / "disk"
         disk.mkdir(exist_ok=True)
-        size = int((megabytes or self.random.uniform(0.01, 0.5)) * 2**20)
+        needed = sum(2**12 * (1 + len(content) // 2**12) for content in contents(self.folder / "whole").values())
+        size = max(2**13, int(needed * (share or self.random.uniform(0.05, 1.1))))
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True)
         if mounted.returncode:
             pytest.skip("no small disk can be mounted here: that needs root")
