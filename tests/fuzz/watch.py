@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cwfed.data import pfllib
 
-SECONDS = 30
-"""A case that takes longer hangs."""
+SECONDS = 120
+"""A case that takes longer hangs, also on a machine with other things to do."""
 MEMORY = 24 * 2**30
 """Address space, of which torch takes most: no case may fill the machine."""
 
@@ -75,7 +75,7 @@ def watched(folder: Path) -> Iterator[None]:
     _WATCH.seen = []
     _WATCH.folder = os.path.realpath(folder) + os.sep
     before = signal.signal(signal.SIGALRM, _hang)
-    faulthandler.dump_traceback_later(4 * SECONDS, exit=True)  # for what hangs outside Python
+    faulthandler.dump_traceback_later(2 * SECONDS, exit=True)  # for what hangs outside Python
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard[1]))
     try:
