@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export CWFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-all test-federation lint types check bench install install-dev clean help
+.PHONY: demo test test-all test-federation fuzz soak lint types check bench install install-dev install-locked lock licences clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,12 @@ test-all: install-dev ## the suite with the slow checks on real data
 
 test-federation: install-dev ## Flower's real processes: TLS, keys, kills, bad nodes; some minutes
 	$(BIN)/python -m pytest -q -m federation
+
+fuzz: install-dev    ## some thirty thousand damaged and hostile inputs, about ten minutes
+	$(BIN)/python -m pytest -q -s -m fuzz tests/fuzz
+
+soak: install-dev    ## ten minutes of kills, full disks and damage
+	CWFED_SOAK_SECONDS=600 $(BIN)/python -m pytest -q -s -m slow tests/chaos
 
 lint: install-dev    ## style
 	$(BIN)/ruff check .
@@ -48,6 +54,18 @@ $(VENV)/.installed $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$(EXTRAS)"
 	@touch $@
+
+# Exactly the files of the lock file, or nothing; on Linux x86-64 torch's CPU build must be among what pip can find (docs/guarantees.md).
+install-locked:  ## the pinned versions, every file checked against its hash
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+
+lock: install-dev    ## requirements.lock from constraints.txt; TORCH_WHEEL=... adds the hash of torch's CPU build
+	$(BIN)/python tools/lock.py $(TORCH_WHEEL)
+
+licences: install-dev    ## docs/licences.md from the installed packages
+	$(BIN)/python tools/licences.py
 
 clean:           ## remove what the targets above made
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from cwfed import config as configs
-from cwfed import events, session
+from cwfed import events, files, session
 from cwfed.errors import ConfigError, RunError
 from cwfed.events import Note, Round
 from cwfed.folder import RunFolder
@@ -25,7 +25,7 @@ from tests.conftest import small
 def final_bits(path):
     """Everything of a finished run that must not depend on how it got there."""
     summary = json.loads((path / "summary.json").read_text())
-    for varying in ("seconds", "peak_memory_bytes", "notes"):
+    for varying in ("seconds", "peak_memory_bytes", "notes", "sha256", "events_sha256"):
         summary.pop(varying)
     events = [vars(e) | {"seconds": None} for e in RunFolder(path).events() if isinstance(e, Round)]
     for event in events[:-1]:
@@ -41,7 +41,7 @@ def test_a_run_leaves_its_folder(tmp_path, algorithm):
     assert sorted(p.name for p in out.iterdir() if p.name[0] != ".") == [
         "checkpoints", "config.toml", "events.jsonl", "manifest.json", "models", "summary.json",
     ]  # fmt: skip
-    assert json.loads((out / "summary.json").read_text()) == summary
+    assert RunFolder(out).summary() == summary
     assert set(summary["accuracy"]) == {"received", "trained"}
     assert set(summary["accuracy"]["received"]) == {"best", "validated", "last"}
     assert summary["reported"]["phase"] == ("trained" if algorithm == "local" else "received")
@@ -59,7 +59,7 @@ def test_its_config_runs_again_to_the_same_bits(tmp_path):
 
 def test_clients_that_share_a_model_share_its_file(tmp_path):
     session.run(small("algorithm.name=fedavg"), tmp_path / "run")
-    index = json.loads((tmp_path / "run" / "models" / "index.json").read_text())
+    index = RunFolder(tmp_path / "run").read_json("models/index.json")
     assert index == {str(c): "client-00000.safetensors" for c in range(6)}
 
 
@@ -189,9 +189,9 @@ def test_a_folder_in_use_is_refused(tmp_path):
 def test_other_data_behind_the_same_config_are_noticed(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         session.run(small(), tmp_path / "run", on_event=interrupt_after(1))
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    manifest = RunFolder(tmp_path / "run").read_json("manifest.json")
     manifest["data"]["digest"] = "0" * 64
-    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(files.seal_table(manifest)))
     with pytest.raises(RunError, match="made with another data"):
         session.run(None, tmp_path / "run", resume=True)
 
@@ -251,7 +251,7 @@ def test_a_config_that_was_edited_does_not_match_the_checkpoints(tmp_path):
         session.run(small(), tmp_path / "run", on_event=interrupt_after(2))
     path = tmp_path / "run" / "config.toml"
     path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.9"))
-    with pytest.raises(RunError, match=r"do not match its config\.toml"):
+    with pytest.raises(RunError, match=r"config\.toml is damaged, or was edited"):
         session.run(None, tmp_path / "run", resume=True)
 
 
@@ -261,7 +261,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(tmp_path):
     before = (tmp_path / "run" / "events.jsonl").read_bytes()
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.write_bytes(b"nonsense")
-    with pytest.raises(RunError, match="no checkpoint of the run is whole"):
+    with pytest.raises(RunError, match="no checkpoint of the run can be used"):
         session.run(None, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,48 +16,67 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cwfed import files
 from cwfed.errors import RunError
 
 Tree = Any
 """A nested dict or list whose leaves are tensors, numbers, texts, booleans or None."""
 
-_KEY = "cwfed"
+_TREE, _DIGEST = "tree", "digest"
+_EARLIER = "cwfed"
+"""Where checkpoints of earlier versions keep their tree, with a digest of the tensors only."""
+_MISMATCH = "its contents do not match their checksum"
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
 def save(path: Path, tree: Tree) -> None:
     """Write a tree. The file appears under its name only when it is complete and on disk."""
     tensors: dict[str, Tensor] = {}
-    skeleton = _pack(tree, "", tensors, set())
-    meta = json.dumps({"tree": skeleton, "digest": digest(tensors)})
+    skeleton = json.dumps(_pack(tree, "", tensors, set()))
     scratch = path.with_name(f".{path.name}.new")
     try:
-        write_tensors(scratch, tensors, {_KEY: meta})
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        write_tensors(scratch, tensors, {_TREE: skeleton})
+        files.put_in_place(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file; what goes wrong on the disk is an OSError, as everywhere."""
+def load(path: Path) -> Tree:
+    """The tree of a file; RunError where the file is damaged."""
+    tensors, metadata = read_tensors(path)
     try:
-        save_file(tensors, path, metadata=metadata)
+        if _EARLIER in metadata:
+            metadata = json.loads(metadata[_EARLIER])
+            if metadata[_DIGEST] != digest(tensors):
+                raise ValueError(_MISMATCH)
+            return _unpack(metadata[_TREE], tensors)
+        if _DIGEST not in metadata:
+            raise ValueError("it has no checksum")
+        return _unpack(json.loads(metadata[_TREE]), tensors)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({error})") from None
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file with a digest of all it holds; what goes wrong on the disk is an OSError, as everywhere."""
+    metadata = metadata or {}
+    try:
+        save_file(tensors, path, metadata=metadata | {_DIGEST: digest(tensors, metadata)})
     except SafetensorError as error:
         raise OSError(f"{path.name} cannot be written: {error}") from None
 
 
-def load(path: Path) -> Tree:
-    """The tree of a file; RunError where the file is damaged."""
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file and its metadata; RunError where they do not match their digest."""
     try:
         with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {})[_KEY])
+            metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if meta["digest"] != digest(tensors):
-            raise ValueError("its contents do not match their checksum")
-        return _unpack(meta["tree"], tensors)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        texts = {key: text for key, text in metadata.items() if key != _DIGEST}
+        if _DIGEST in metadata and metadata[_DIGEST] != digest(tensors, texts):  # earlier versions wrote none
+            raise ValueError(_MISMATCH)
+        return tensors, metadata
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise RunError(f"{path} is damaged ({error})") from None
 
 
@@ -87,9 +107,9 @@ def _unpack(skeleton: Any, tensors: dict[str, Tensor]) -> Tree:
     return value
 
 
-def digest(tensors: dict[str, Tensor]) -> str:
-    """A hash of names, shapes and contents."""
-    sha = hashlib.sha256()
+def digest(tensors: dict[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """A hash of names, shapes and contents, and of the texts that go with them."""
+    sha = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode() if metadata else b"")
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         sha.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -104,9 +124,9 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def rounds(self) -> list[int]:
-        """The rounds that have a checkpoint, newest first."""
-        names = [_NAME.fullmatch(p.name) for p in self.folder.glob("round-*")]
-        return sorted((int(found[1]) for found in names if found), reverse=True)
+        """The rounds that have a checkpoint, newest first; a folder that cannot be read is an OSError, not an empty one."""
+        names = os.listdir(self.folder) if self.folder.exists() else []
+        return sorted((int(found[1]) for found in map(_NAME.fullmatch, names) if found), reverse=True)
 
     def path(self, round_: int) -> Path:
         """Where the checkpoint of a round is."""
@@ -118,15 +138,24 @@ class Checkpoints:
         for left_over in self.folder.glob(".round-*.new"):  # by a process that was killed while it wrote
             left_over.unlink(missing_ok=True)
         save(self.path(round_), tree)
-        for old in self.rounds()[self.keep :]:
+        rounds = self.rounds()
+        newer = [r for r in rounds if r > round_]  # damaged, or they would have been gone on from
+        for old in newer + [r for r in rounds if r <= round_][self.keep :]:
             self.path(old).unlink(missing_ok=True)
 
-    def newest(self, before: float = inf) -> tuple[Tree | None, list[str]]:
-        """The newest whole checkpoint before a round (None where there is none), and what was wrong with newer ones."""
+    def newest(
+        self, check: Callable[[Tree], None] = lambda tree: None, before: float = inf
+    ) -> tuple[Tree | None, list[str]]:
+        """The newest whole checkpoint before a round (None where there is none), and what was wrong with newer ones.
+
+        `check` raises RunError for a tree that does not fit what else is known.
+        """
         complaints: list[str] = []
         for round_ in (r for r in self.rounds() if r < before):
             try:
-                return load(self.path(round_)), complaints
+                tree = load(self.path(round_))
+                check(tree)
+                return tree, complaints
             except RunError as error:
                 complaints.append(str(error))
         return None, complaints

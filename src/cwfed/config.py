@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cwfed import algorithms
 from cwfed.adversary import Attack
@@ -81,6 +82,15 @@ class ModelSection(Section):
         if ":" not in name and name not in (*MODELS, "auto"):
             raise ValueError(f"unknown model {name!r}: {did_you_mean(name, (*MODELS, 'auto'))}")
         return name
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as error:  # TOML has dates
+            raise ValueError(f"model.options must be numbers, texts, lists or tables: {str(error).lower()}") from None
+        return options
 
 
 class TrainSection(Section):
@@ -188,12 +198,13 @@ class Config(Section):
     run: RunSection = RunSection()
 
     @model_validator(mode="after")
-    def _complete(self) -> Config:
+    def _complete(self, info: ValidationInfo) -> Config:
         """Fill in the algorithm's defaults, so that a written config says everything."""
         name = self.algorithm.get("name", "cwfedavg")
         if not isinstance(name, str):
             raise ConfigError(f"algorithm.name must be a text, it is {name!r}")
-        object.__setattr__(self, "algorithm", algorithms.describe(algorithms.build(self.algorithm), name))
+        if info.context != NO_IMPORTS or not algorithms.foreign(self.algorithm):
+            object.__setattr__(self, "algorithm", algorithms.describe(algorithms.build(self.algorithm), name))
         count = self.train.participation
         if count > 1 and count != int(count):
             raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
@@ -230,10 +241,16 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump())
 
 
-def from_table(table: dict[str, Any]) -> Config:
-    """A validated config from nested dicts; a wrong key or value is one clear sentence."""
+NO_IMPORTS = "no imports"
+
+
+def from_table(table: dict[str, Any], *, imports: bool = True) -> Config:
+    """A validated config from nested dicts; a wrong key or value is one clear sentence.
+
+    Without `imports`, an algorithm that is code ("module:Class") is left as the table says: to look at a run runs nothing.
+    """
     try:
-        return Config.model_validate(table)
+        return Config.model_validate(table, context=None if imports else NO_IMPORTS)
     except ValidationError as error:
         raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from None
 
@@ -253,15 +270,26 @@ def _sentence(error: Any) -> str:
 
 def load(path: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
     """A config file, with `key=value` settings on top; no file is the digits experiment."""
-    table: dict[str, Any] = {}
-    if path is not None:
-        try:
-            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"the config file {path} does not exist") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise ConfigError(f"the config file {path} cannot be read: {error}") from None
-    return from_table(_apply(table, settings))
+    return loads("" if path is None else read(path), path, settings)
+
+
+def read(path: str | Path) -> str:
+    """The text of a config file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"the config file {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the config file {path} cannot be read: {error}") from None
+
+
+def loads(text: str, path: str | Path | None = None, settings: Sequence[str] = (), *, imports: bool = True) -> Config:
+    """A config from its text; see `from_table` for `imports`."""
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the config file {path} cannot be read: {error}") from None
+    return from_table(_apply(table, settings), imports=imports)
 
 
 def with_settings(config: Config, settings: Sequence[str]) -> Config:
@@ -295,6 +323,7 @@ def _parse(setting: str) -> tuple[list[str], Any]:
 def parse_value(raw: str) -> Any:
     """A TOML value; what is none is text, so quotes are not needed."""
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {raw}")
+    except (ValueError, RecursionError):
         return raw
+    return table["value"] if len(table) == 1 else raw  # not a whole file behind a line break

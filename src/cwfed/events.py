@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -181,11 +182,11 @@ _READERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls in
 def from_json(line: str) -> Event:
     """The event of a line; raises ValueError for anything else."""
     try:
-        fields: dict[str, Any] = json.loads(line, parse_constant=_refuse)
+        fields: dict[str, Any] = json.loads(line, parse_constant=_refuse, parse_float=_finite)
         kind = fields.pop("event")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an event of this version: {error}") from None
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise ValueError(f"unknown event {kind!r}")
     if unknown := fields.keys() - {f.name for f in dataclasses.fields(_KINDS[kind])}:
         raise ValueError(f"not an event of this version: it has {min(unknown)!r}")
@@ -202,18 +203,25 @@ def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no number")
 
 
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if isfinite(value) else _refuse(digits)
+
+
 def read(path: Path) -> list[Event]:
     """All events of a run. An unfinished last line, left by a kill, is passed over."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
+        return parse(path.read_bytes(), path)
+    except OSError as error:
         raise RunError(f"the events of the run cannot be read from {path}: {error}") from None
-    events = []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
-            break
+
+
+def parse(content: bytes, path: Path) -> list[Event]:
+    """The events in the content of this file."""
+    found: list[Event] = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            events.append(from_json(line))
+            found.append(from_json(line.decode()))
         except ValueError as error:
             raise RunError(f"{path}, line {number}, is damaged: {error}") from None
-    return events
+    return found

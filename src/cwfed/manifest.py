@@ -61,6 +61,8 @@ class _Model(BaseModel):
 class _Data(BaseModel):
     digest: str
     classes: list[str | int]
+    shape: list[int] = []
+    vocabulary: int = 0
 
 
 class _Split(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -52,8 +51,10 @@ def run(
     with tracking(track, folder.path, config) as tracked, folder.locked():
         if folder.exists:
             config = _check_existing(folder, config, resume)
-            if folder.finished and not _more_to_do(folder, config):
-                return dict(folder.read_json("summary.json", "reported"))
+            if folder.finished:
+                summary = _summary(folder)
+                if not _more_to_do(folder, config, summary):
+                    return summary
         elif resume and config is None:
             raise RunError(f"{folder.path} holds no run to resume: give its config, or the folder of another run")
         elif stray := [p.name for p in folder.path.iterdir() if not p.name.startswith(".")]:
@@ -77,13 +78,22 @@ def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> C
         state = "a finished run" if folder.finished else "a run that is not finished"
         raise RunError(f"{folder.path} already holds {state}: --resume goes on with it, or choose another --out")
     if config is None:
-        return folder.config()
+        return folder.config(imports=True)
     folder.check_same(config)
     return config
 
 
-def _more_to_do(folder: RunFolder, config: Config) -> bool:
-    more_rounds = config.train.rounds > folder.read_json("summary.json", "rounds")["rounds"]
+def _summary(folder: RunFolder) -> Summary:
+    try:
+        return folder.summary()
+    except RunError as error:
+        raise RunError(
+            f"{error}; without its summary.json, --resume makes it again from the last checkpoint"
+        ) from None
+
+
+def _more_to_do(folder: RunFolder, config: Config, summary: Summary) -> bool:
+    more_rounds = config.train.rounds > summary["rounds"]
     return more_rounds or (config.run.save_models == "all" and not (folder.path / "models").exists())
 
 
@@ -102,6 +112,9 @@ class Runner(Protocol):
 
     def manifest(self) -> dict[str, Any]:
         """Under what circumstances the run is made."""
+
+    def check_progress(self, progress: Progress) -> None:
+        """RunError for progress that the rounds cannot go on from."""
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each event, where the run is."""
@@ -169,11 +182,11 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
         for note in [*simulation.notes, *notes]:
             tell(Note(note))
 
-        last_saved, written = time.monotonic(), folder.position()
+        last_saved, written = time.monotonic(), folder.mark()
         try:
             for reached, event in simulation.rounds(progress):
                 folder.append(event)
-                progress, written = reached, folder.position()  # together: what a checkpoint knows, the events have
+                progress, written = reached, folder.mark()  # together: what a checkpoint knows, the events have
                 on_event(event)
                 if time.monotonic() - last_saved >= config.run.checkpoint_seconds:
                     folder.save(progress, written)
@@ -191,7 +204,7 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
             folder.save_models(final.models)
         summary = summarise(folder.events())
         summary["peak_memory_bytes"] = memory.peak()
-        folder.write("summary.json", json.dumps(summary, indent=1))
+        folder.write_summary(summary)
         return summary
     finally:
         simulation.close()
@@ -199,28 +212,36 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
 
 def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Progress | None, list[str]]:
     """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
-    facts = simulation.manifest() | {"experiment": experiment(simulation.config)}
+    facts, config = simulation.manifest() | {"experiment": experiment(simulation.config)}, simulation.config
     words = facts.pop("words", None)
-    is_new = not folder.exists
-    folder.write("config.toml", simulation.config.to_toml())  # first: from now on the folder is a run
+    progress, notes = None, list[str]()
+    if folder.exists:  # nothing is changed before all of it is known to fit
+        if (folder.path / "manifest.json").exists():
+            notes = _check_manifest(folder, facts)
+        progress, complaints = folder.restore(config, simulation.check_progress)
+        notes = complaints + (notes if progress else [])
+    folder.write_config(config)  # first: from now on the folder is a run
     if not (folder.path / "manifest.json").exists():
-        folder.write("manifest.json", json.dumps(facts, indent=1))
+        folder.write_json("manifest.json", facts)
     if words:
-        folder.write("vocabulary.json", json.dumps(words))
-    if is_new:
-        return None, []
-    then = folder.read_json("manifest.json", "data", "split", "machine")
-    for what in ("data", "split"):
-        if then[what]["digest"] != facts[what]["digest"]:
+        folder.write_json("vocabulary.json", {"words": words})
+    return progress, notes
+
+
+def _check_manifest(folder: RunFolder, now: dict[str, Any]) -> list[str]:
+    """Data, split and settings must be those of the start; what else differs is worth a note."""
+    then = folder.facts()
+    for what, before in (("data", then.data.digest), ("split", then.split.digest)):
+        if before != now[what]["digest"]:
             raise RunError(
                 f"{folder.path} was made with another {what}: the hash in its manifest differs from this one"
             )
-    progress, notes = folder.restore(simulation.config)
-    before, now = then["machine"]["instruction_set"], facts["machine"]["instruction_set"]
-    if progress and before != now:
-        notes.append(f"resumed on another kind of CPU ({before}, now {now}): the last bits may differ from here on")
-    (folder.path / "summary.json").unlink(missing_ok=True)
-    return progress, notes
+    if then.experiment not in ("", now["experiment"]):
+        raise RunError(f"the manifest in {folder.path} does not match its config.toml, which was changed since")
+    before, here = then.machine.instruction_set, now["machine"]["instruction_set"]
+    if before == here:
+        return []
+    return [f"resumed on another kind of CPU ({before}, now {here}): the last bits may differ from here on"]
 
 
 def _wants_models(config: Config, final: FinalModels, tell: Callable[[Event], None]) -> bool:

@@ -108,6 +108,29 @@ class Simulation(Experiment):
             engine=self.engine.name + (f": {self.engine.why}" if self.engine.why else ""),
         )
 
+    def check_progress(self, progress: Progress) -> None:
+        """RunError for progress that these rounds cannot go on from: a few clients get their model and try it."""
+        shapes = {n: t.shape for n, t in (self.initial | self.local_statistics).items()}
+        needed = self.initial.keys() if self.algorithm.keeps_model else self.local_statistics.keys()
+        try:
+            candidates = [
+                Candidate(c, self.personal(progress, c), self.statistics(progress.kept, c)) for c in self.members[:3]
+            ]
+            self.engine.measure(candidates)
+            kept = list(progress.kept.values())
+            fits = all(needed <= own.keys() and all(shapes[n] == t.shape for n, t in own.items()) for own in kept)
+            fits = fits and all(
+                isinstance(v, int | float) for s in progress.trained.values() for v in vars(s).values()
+            )
+        except Exception as error:  # whatever an algorithm says to a state that is none of its own
+            raise RunError(
+                f"the checkpoint of round {progress.round} does not fit the experiment ({error!r})"
+            ) from None
+        if not fits:
+            raise RunError(
+                f"the checkpoint of round {progress.round} holds something else than this experiment's models"
+            )
+
     # --- the rounds
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Round]]:

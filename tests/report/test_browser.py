@@ -62,6 +62,7 @@ ACT = """<script>(async () => {
   found.gains = document.querySelector("[data-plot=gains]").data[0].z.length;
   found.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
   found.ink = getComputedStyle(document.body).color; found.font = plot._fullLayout.font.color;
+  found.foreign = document.querySelectorAll("body img, body iframe, body a[href^=javascript], body svg [onload], body svg a").length;
   found.hacked = window.hacked === 1; found.problems = window.problems;
   const result = document.createElement("pre"); result.id = "result"; result.textContent = JSON.stringify(found);
   document.body.append(result);
@@ -127,3 +128,25 @@ def test_the_page_works_in_dark_on_a_phone(report, tmp_path):
     assert found["problems"] == []
     assert found["wide"], "nothing sticks out of a narrow screen"
     assert (found["ink"], found["font"]) == ("rgb(233, 234, 236)", "#e9eaec")
+
+
+BAD = [EVIL, "</script><script>window.hacked=1</script>", "'\"><svg onload=window.hacked=1>", "javascript:window.hacked=1", "<!--<script>",
+       "&lt;img src=x onerror=window.hacked=1&gt;", "%{x}", "<a href='javascript:window.hacked=1'>x</a>", "\u2028", "</title>"]  # fmt: skip
+
+
+def test_names_from_data_stay_text_everywhere(report, tmp_path):
+    """Classes, data set, labels, notes, machine, folders: each a piece of a page."""
+    record = read_run(report.parent / "cmp" / "cwfedavg" / "seed-0", BAD[1])
+    record.manifest["data"]["classes"] = BAD
+    record.manifest["machine"] |= {"cpu": BAD[2], "instruction_set": EVIL}
+    record.manifest["versions"][EVIL] = BAD[1]
+    record.summary["notes"] = BAD
+    record.summary["seconds"] |= {EVIL: 1.0, BAD[7]: 1.0}
+    methods = [Method(BAD[1], [record]), *(Method(name, [record]) for name in (BAD[2], BAD[7]))]
+    path = tmp_path / "evil.html"
+    page.write(path, BAD[9] + EVIL, [Group(BAD[4], methods)], [LeftOut(Path(BAD[5]), BAD[1])])
+    found = visit(path, tmp_path, "--window-size=1200,900")
+    assert found["hacked"] is False
+    assert found["problems"] == []
+    assert found["plots"] >= 8
+    assert found["foreign"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -26,9 +27,16 @@ def whole(tmp_path_factory):
     return folder
 
 
-def copied(whole, tmp_path, name="fedavg-0"):
-    shutil.copytree(whole / name, tmp_path / "broken")
-    return tmp_path / "broken"
+def copied(whole, tmp_path):
+    """A copy without the seals, as an earlier version would have left it: what lies beneath them is checked too."""
+    folder = shutil.copytree(whole / "fedavg-0", tmp_path / "broken")
+    for name in ("manifest.json", "summary.json"):
+        table = json.loads((folder / name).read_text())
+        (folder / name).write_text(
+            json.dumps({k: v for k, v in table.items() if k not in ("sha256", "events_sha256")})
+        )
+    (folder / "config.toml").write_text((folder / "config.toml").read_text().partition("\n")[2])
+    return folder
 
 
 def left_out(*paths):
@@ -202,11 +210,20 @@ def test_junk_is_one_sentence(whole, tmp_path, name, junk):
     assert why
 
 
-def test_a_config_of_code_that_is_not_there_is_one_sentence(whole, tmp_path):
+def test_a_config_that_names_code_is_read_without_importing_it(whole, tmp_path, monkeypatch):
+    """Somebody else's run folder must not run anything when it is only looked at."""
+    (tmp_path / "trap.py").write_text("raise SystemExit('the trap was imported')")
+    monkeypatch.chdir(tmp_path)
     folder = copied(whole, tmp_path)
-    text = (folder / "config.toml").read_text().replace('name = "fedavg"', 'name = "nowhere:Mine"')
-    (folder / "config.toml").write_text(text)
-    assert "nowhere" in left_out(folder)[1]
+    for name in ("config.toml", "manifest.json", "summary.json", "events.jsonl"):
+        (folder / name).write_text(re.sub(r'"fedavg"', '"trap:Mine"', (folder / name).read_text()))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"experiment": ""}))
+    (record,), nothing = runs.collect([folder])
+    assert not nothing
+    assert record.config.algorithm_name == "trap:Mine"
+    assert listing.look([folder])[0].state == "finished"
+    assert "trap" not in sys.modules
 
 
 def test_damaged_events_are_noticed(whole, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from dataclasses import MISSING
 from keyword import iskeyword
 from typing import Any
 
@@ -66,6 +67,15 @@ def find(name: str) -> type[FedAvg]:
     return ALGORITHMS[name]
 
 
+def foreign(options: Any) -> list[str]:
+    """The code that an algorithm's table names: "module:Class", in it or in a table inside it."""
+    if not isinstance(options, dict):
+        return []
+    name = options.get("name", "")
+    own = [name] if isinstance(name, str) and ":" in name else []
+    return own + [found for value in options.values() for found in foreign(value)]
+
+
 def build(options: dict[str, Any] | str) -> FedAvg:
     """An algorithm from its config table: `name`, and its hyper-parameters by name.
 
@@ -85,8 +95,10 @@ def build(options: dict[str, Any] | str) -> FedAvg:
         types = typing.get_type_hints(cls)
     except NameError as error:
         raise ConfigError(f"algorithm {name!r}: the type of a setting is unknown ({error})") from None
-    known = [f.name for f in dataclasses.fields(cls)]
-    values = {}
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    known = list(fields)
+    # defaults are checked like what is given: a float = 1 is 1.0 before it is written and after it is read
+    values = {n: _value(f"algorithm.{n}", types[n], f.default) for n, f in fields.items() if f.default is not MISSING}
     for key, value in options.items():
         field = f"{key}_" if iskeyword(key) else key  # the papers' lambda is lambda_ in Python
         if field not in known:

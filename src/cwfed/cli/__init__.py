@@ -13,13 +13,14 @@ from cwfed.cli.app import app
 from cwfed.console import err
 from cwfed.errors import CwfedError, Interrupted
 
-__all__ = ["about", "app", "data", "flower", "main", "privacy", "report", "reproduce", "run"]
+__all__ = ["about", "app", "check_text", "data", "flower", "main", "privacy", "report", "reproduce", "run"]
 
 
 def main() -> None:
     """The console script: errors are one sentence on stderr and a non-zero exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        check_text(sys.argv)
         app()
     except Interrupted as interrupt:
         err.print(f"interrupted: {escape(str(interrupt))}", highlight=False, soft_wrap=True)
@@ -30,6 +31,18 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except (OSError, MemoryError) as error:  # the machine says no, somewhere nobody had a better sentence for it
+        err.print(f"[red]error:[/red] {escape(str(error) or 'not enough memory')}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def check_text(arguments: list[str]) -> None:
+    """Half characters, as Python makes of other encodings, could be neither printed nor written."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise CwfedError(f"the argument {argument!r} is not text in UTF-8") from None
 
 
 def _interrupt(number: int, frame: object) -> None:

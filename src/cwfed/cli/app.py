@@ -40,5 +40,5 @@ def load_config(path: Path | None, settings: list[str], resumed: Path | None = N
     from cwfed.folder import RunFolder
 
     if resumed and RunFolder(resumed).exists:
-        return configs.with_settings(RunFolder(resumed).config(), settings)
+        return configs.with_settings(RunFolder(resumed).config(imports=True), settings)
     return configs.load(path, settings)

@@ -58,7 +58,7 @@ def figures(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for ending, text in (("tex", tables.latex), ("md", tables.markdown), ("csv", tables.csv)):
-                (folder / f"table.{ending}").write_text(text(rows), encoding="utf-8")
+                (folder / f"table.{ending}").write_text(text(rows), encoding="utf-8", errors="replace")
             drawn = drawing.everything(group)
             for name, figure in drawn.items():
                 drawing.save(figure, folder / name, wanted)

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from cwfed.errors import DataError
 
 Picture = bytes | Path
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded: not all that Pillow knows, as some of its formats hand a foreign file to another program."""
+
+
+def endings() -> tuple[str, ...]:
+    """The endings of such files."""
+    return tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
 
 
 def decode(pictures: Sequence[Picture], name: str, size: int = 0) -> NDArray[np.uint8]:
@@ -31,7 +39,7 @@ def decode(pictures: Sequence[Picture], name: str, size: int = 0) -> NDArray[np.
 
 def _decode(picture: Picture, name: str, size: int) -> NDArray[np.uint8]:
     try:
-        with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as opened:
+        with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS) as opened:
             if opened.mode in ("I", "F"):
                 raise ValueError(f"its mode {opened.mode!r} has no fixed range of values; convert it to 8 or 16 bits")
             if opened.mode.startswith("I;16"):
@@ -41,6 +49,6 @@ def _decode(picture: Picture, name: str, size: int) -> NDArray[np.uint8]:
             if size and converted.size != (size, size):
                 converted = converted.resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(converted).reshape(converted.height, converted.width, len(converted.getbands()))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders of damaged files raise all kinds
         where = f" {picture}" if isinstance(picture, Path) else ""
         raise DataError(f"data set {name!r}: an image{where} cannot be decoded ({error})") from None

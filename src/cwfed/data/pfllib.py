@@ -19,7 +19,7 @@ from cwfed.data.dataset import Dataset
 from cwfed.data.text import PADDING
 from cwfed.errors import DataError
 
-_ALLOWED = {
+ALLOWED = {
     (module, name)
     for package in ("numpy.core", "numpy._core")
     for module, name in (
@@ -29,10 +29,13 @@ _ALLOWED = {
     )
 } | {("numpy", "ndarray"), ("numpy", "dtype")}
 
+MOST_NAMES = 10_000_000
+"""Classes or words that a folder may have: a name is made for each, and a wrong number must not fill the memory."""
+
 
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
+        if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it wants to load {module}.{name}, which is not allowed")
         return super().find_class(module, name)
 
@@ -79,7 +82,9 @@ def load(folder: Path) -> Dataset:
         clients, classes = int(config["num_clients"]), int(config["num_classes"])
         if clients < 1:
             raise ValueError(f"num_clients is {clients}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if classes > MOST_NAMES:
+            raise ValueError(f"num_classes is {classes}")
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{folder} is not a PFLlib folder: its config.json must give num_clients and num_classes ({error})"
         ) from None
@@ -98,6 +103,9 @@ def load(folder: Path) -> Dataset:
     x = np.concatenate(inputs)
     words: tuple[str, ...] = ()
     if np.issubdtype(x.dtype, np.integer):
-        words = (PADDING, *(f"#{token}" for token in range(1, int(x.max()) + 1)))
+        largest = int(x.max(initial=0))
+        if largest > MOST_NAMES:
+            raise DataError(f"{folder}: the token {largest} is beyond any vocabulary")
+        words = (PADDING, *(f"#{token}" for token in range(1, largest + 1)))
     names = tuple(str(k) for k in range(classes))
     return Dataset(folder.name or "pfllib", x, np.concatenate(labels), names, words, tuple(split))

@@ -102,10 +102,10 @@ def _hub(name: str, hub: Hub, data_dir: Path | None, size: int) -> Dataset:
     files = _parquet_files(hub, data_dir)
     if files:
         key = _content_key([p for paths in files.values() for p in paths], hub, size)
-        return cached(name, key, lambda: _decode(name, hub, _open_parquet(name, files), size))
+        return cached(name, key, lambda: _decode(name, hub, _open_parquet(name, files), size, False))
     tables = _open_online(name, hub, data_dir)
     key = _key([t._fingerprint for t in tables], hub, size)
-    return cached(name, key, lambda: _decode(name, hub, tables, size))
+    return cached(name, key, lambda: _decode(name, hub, tables, size, True))
 
 
 def _parquet_files(hub: Hub, data_dir: Path | None) -> dict[str, list[Path]]:
@@ -156,7 +156,7 @@ def _open_online(name: str, hub: Hub, data_dir: Path | None) -> list[Any]:
         ) from None
 
 
-def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int) -> Dataset:
+def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int, may_name_files: bool) -> Dataset:
     import datasets
 
     column = hub.image or hub.text
@@ -168,7 +168,7 @@ def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int) -> Dataset:
     feature = tables[0].features[hub.label]
     raw = [value for table in tables for value in _column(table, hub.label)]
     if isinstance(feature, datasets.ClassLabel):
-        labels, names = np.asarray(raw, dtype=np.int64), tuple(feature.names)
+        labels, names = _numbers(name, raw), tuple(feature.names)
     else:
         labels, names = number_labels(raw)
     if hub.text:
@@ -179,8 +179,25 @@ def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int) -> Dataset:
             encoded = table.cast_column(column, datasets.Image(decode=False))
         except Exception as error:  # pyarrow and datasets have several types for this
             raise DataError(f"data set {name!r}: the column {column!r} does not hold images ({error})") from None
-        pictures += [v["bytes"] if v["bytes"] is not None else Path(v["path"]) for v in _column(encoded, column)]
+        pictures += [_picture(name, value, may_name_files) for value in _column(encoded, column)]
     return Dataset(name, images.decode(pictures, name, size), labels, names)
+
+
+def _numbers(name: str, raw: Sequence[Any]) -> NDArray[np.int64]:
+    try:
+        return np.asarray(raw, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"data set {name!r}: a sample has no label, or one that is no number") from None
+
+
+def _picture(name: str, value: Any, may_name_files: bool) -> images.Picture:
+    """A picture of a column: its bytes, or, of the hub's own copies, the file they are in."""
+    if value and value["bytes"] is not None:
+        found: bytes = value["bytes"]
+        return found
+    if not value or not may_name_files:  # a file from somewhere must not choose what is read from this disk
+        raise DataError(f"data set {name!r}: a picture is missing from the parquet files, or only named there")
+    return Path(value["path"])
 
 
 def _column(table: Any, name: str) -> list[Any]:
@@ -194,9 +211,7 @@ def _column(table: Any, name: str) -> list[Any]:
 
 def _imagefolder(root: Path, size: int) -> Dataset:
     """One folder a class, images below it."""
-    from PIL import Image
-
-    endings = tuple(Image.registered_extensions())
+    endings = images.endings()
     folders = [p.name for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
     classes = sorted(name for name in folders if not name.startswith("."))
     found = [(p, k) for k in classes for p in sorted((root / k).rglob("*")) if p.name.lower().endswith(endings)]

@@ -7,7 +7,6 @@ running statistics, its personal model) is on its own disk; nothing of its data 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import zlib
@@ -26,7 +25,7 @@ from flwr.clientapp.typing import Mod
 
 import cwfed
 from cwfed import data as sources
-from cwfed import guard
+from cwfed import guard, manifest
 from cwfed.checkpoint import Checkpoints
 from cwfed.config import Config
 from cwfed.data import Dataset, Federation, Samples, Shard, fixed_shard, of_client
@@ -137,7 +136,7 @@ class Worker:
         """The client's own model and running statistics as they were before a round."""
         kept: Params = {}
         if self.algorithm.keeps_model or self.blueprint.local_statistics:
-            tree, complaints = self._checkpoints(client).newest(before)
+            tree, complaints = self._checkpoints(client).newest(before=before)
             for complaint in complaints:
                 log.warning("%s: an older state is used", complaint)
             kept = tree["kept"] if tree else {}
@@ -154,18 +153,23 @@ class Worker:
             return
         place.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(place)
-        facts = {
-            "data": {
-                "shape": list(self.federation.shape.dims),
-                "vocabulary": self.federation.shape.vocabulary,
-                "classes": self.federation.data.class_names,
+        config, about, shape = self.blueprint.config, self.federation.data, self.federation.shape
+        facts = manifest.manifest(
+            seed=config.run.seed,
+            algorithm=config.algorithm_name,
+            model={"name": self.blueprint.model_name, "parameters": self.blueprint.parameters},
+            data={
+                "digest": about.digest,
+                "shape": list(shape.dims),
+                "vocabulary": shape.vocabulary,
+                "classes": list(about.class_names),
             },
-            "model": {"name": self.blueprint.model_name, "parameters": self.blueprint.parameters},
-        }
-        folder.write("config.toml", self.blueprint.config.to_toml())
-        folder.write("manifest.json", json.dumps(facts, indent=1))
-        if words := self.federation.data.words:
-            folder.write("vocabulary.json", json.dumps(words))
+            split={"digest": self.federation.digest(), "histogram": []},
+        )
+        folder.write_config(config)
+        folder.write_json("manifest.json", facts)
+        if about.words:
+            folder.write_json("vocabulary.json", {"words": about.words})
         folder.save_models(iter([(client, model)]))
 
 

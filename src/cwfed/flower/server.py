@@ -23,6 +23,7 @@ from cwfed.events import Event, Newcomers, Note, Round, Started
 from cwfed.flower.plan import Plan
 from cwfed.flower.strategy import PersonalisedStrategy
 from cwfed.folder import RunFolder
+from cwfed.guard import form_of, misfit
 from cwfed.simulation import FinalModels, Progress, one_compute_thread
 
 log = logging.getLogger("cwfed.flower")
@@ -76,6 +77,19 @@ class FederatedRun:
             engine={"name": "flower", "precision": self.config.train.precision},
             federation=plan.federation.model_dump(),
         )
+
+    def check_progress(self, progress: Progress) -> None:
+        """A few clients' models must be there and of the right form."""
+        strategy = self.strategy
+        try:
+            for client in range(min(3, strategy.plan.clients)):
+                for model in strategy.algorithm.send(progress.server, client).models:
+                    if problem := misfit(model, form_of(strategy.blueprint.initial), "the model"):
+                        raise ValueError(problem)
+        except Exception as error:  # whatever an algorithm says to a state that is none of its own
+            raise RunError(
+                f"the checkpoint of round {progress.round} does not fit the federation ({error!r})"
+            ) from None
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """The rounds that are left, over the grid."""

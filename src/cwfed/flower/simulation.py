@@ -82,7 +82,7 @@ class SimulatedRun(FederatedRun):
         kept = {}
         if self.simulation.algorithm.keeps_model or self.simulation.local_statistics:
             for client in range(self.simulation.clients):
-                tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(progress.round + 1)
+                tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(before=progress.round + 1)
                 if tree:
                     kept[client] = tree["kept"]
         return replace(progress, kept=kept)

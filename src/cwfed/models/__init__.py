@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,7 +53,9 @@ def build(name: str, shape: InputShape, classes: int, options: Mapping[str, Any]
             what = did_you_mean(option, known) if known else "it has none"
             raise ConfigError(f"unknown setting model.options.{option} for {name}: {what}")
     try:
-        model: nn.Module = builder(shape, classes, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # refused below, in our words
+            model: nn.Module = builder(shape, classes, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         given = f" with {dict(options)}" if options else ""
         raise ConfigError(f"model {name!r} cannot be built{given}: {str(error).splitlines()[0]}") from None

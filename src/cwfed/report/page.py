@@ -50,6 +50,7 @@ def write(path: Path, title: str, groups: Sequence[Group], left_out: Sequence[Le
         f'<body>{"".join(body)}<script id=data type="application/json">{_json(data)}</script>'
         f"<script>{get_plotlyjs()}</script><script>{script.read_text()}</script></body></html>",
         encoding="utf-8",
+        errors="xmlcharrefreplace",  # half a character, which JSON can hold
     )
 
 

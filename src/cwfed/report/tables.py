@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from cwfed.summary import PICKINGS
@@ -81,11 +82,13 @@ def numbers(row: dict[str, Any]) -> tuple[float | None, ...]:
 
 def terminal(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """A comparison for people at a terminal."""
-    table = Table(title=title, caption=EXPLANATION, caption_justify="left")
+    table = Table(title=escape(title), caption=EXPLANATION, caption_justify="left")
     for name in HEADER:
         table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=name == "algorithm")
     for row in rows:
-        table.add_row(*(text.replace(" ± ", "±") for text in cells(row)))  # narrow enough for one line a method
+        table.add_row(
+            *(escape(text.replace(" ± ", "±")) for text in cells(row))
+        )  # narrow enough for one line a method
     return table
 
 
