@@ -116,7 +116,8 @@ def draw_dp(runs: Path, stem: Path) -> str:
     """Accuracy of the personal models against epsilon."""
     off = read_run(runs / "dp" / "off")
     largest = off.histogram.max(1).sum() / off.histogram.sum()
-    rows = [["off", "–", f"{100 * off.summary['reported']['accuracy']:.1f}", "–"]]
+    seen = [line for line in audit([off])[0] if line.estimate == "change"]
+    rows = [["off", "–", "–", f"{100 * off.summary['reported']['accuracy']:.1f}", f"{seen[-1].auc:.2f}"]]
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     points = []
@@ -124,11 +125,13 @@ def draw_dp(runs: Path, stem: Path) -> str:
         if not (runs / "dp" / f"noise {noise:g}" / "summary.json").exists():
             continue
         record = read_run(runs / "dp" / f"noise {noise:g}")
-        epsilon, accuracy = record.summary["privacy"]["epsilon"], 100 * record.summary["reported"]["accuracy"]
+        spent, accuracy = record.summary["privacy"], 100 * record.summary["reported"]["accuracy"]
+        epsilon = spent["epsilon"]
         leaks = [line for line in audit([record])[0] if line.estimate == "change"]
-        rows.append(
-            [f"{noise:g}", "–" if epsilon is None else f"{epsilon:.1f}", f"{accuracy:.1f}", f"{leaks[-1].auc:.2f}"]
-        )
+        shown = ["–"] * 2
+        if epsilon is not None:
+            shown = [f"{epsilon:.1f}", f"{np.median(list(spent['per_client'].values())):.1f}"]
+        rows.append([f"{noise:g}", *shown, f"{accuracy:.1f}", f"{leaks[-1].auc:.2f}"])
         if epsilon is None:
             axes.axhline(accuracy, color=COLOURS[1], linestyle="--", label="clipped, no noise")
         else:
@@ -140,7 +143,7 @@ def draw_dp(runs: Path, stem: Path) -> str:
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, fontsize=8)
     save(figure, stem)
-    table = markdown_table(["`dp_noise`", "largest epsilon", "accuracy, %", "AUC (change)"], rows)
+    table = markdown_table(["`dp_noise`", "largest epsilon", "median", "accuracy, %", "AUC (change)"], rows)
     return f"{table}\neach client's largest class, always: {100 * largest:.1f} %"
 
 
