@@ -47,7 +47,7 @@ DP = [
     "run.evaluate_every=5",
 ]
 OFF = ["train.batch_size=10", "train.lr=0.05"]  # gradients that are not clipped diverge at 0.5
-NOISES = (0.0, 1.0, 4.0, 2.0)
+NOISES = (0.0, 1.0, 2.0, 4.0, 8.0)
 
 
 def dial(runs: Path, data_dir: str | None) -> None:

@@ -136,12 +136,9 @@ class Simulation(Experiment):
 
         # 4. Clients blur what they upload, where they are told to. The server aggregates what arrived;
         #    a round without any participant changes nothing.
-        server, up, leaks = before.server, 0, {}
         stack = self._blurred(number, participants, stack)
-        if visited:
-            uploads = self._uploads(visited, stack)
-            server, up = self.algorithm.aggregate(before.server, uploads), uploads.nbytes
-            leaks = self._leaks(uploads, sent)
+        uploads = self._uploads(visited, stack) if visited else None
+        server = self.algorithm.aggregate(before.server, uploads) if uploads else before.server
         clock.lap("aggregate")
 
         # 5. Measure the models that the server hands out next.
@@ -168,9 +165,9 @@ class Simulation(Experiment):
             received=received_result,
             trained=trained_result,
             down=down,
-            up=up,
+            up=uploads.nbytes if uploads else 0,
             portrait=self._portray(after, participants, stack) if is_last else None,
-            leaks=leaks,
+            leaks=self._leaks(uploads, sent) if uploads else {},
             spent=self._spent(self._privacy, number) if is_last and self._privacy else None,
             seconds=clock.laps("report"),
         )
