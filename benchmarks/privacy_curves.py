@@ -138,8 +138,10 @@ def draw_dp(runs: Path, stem: Path) -> str:
     axes.plot(*zip(*sorted(points), strict=True), "o-", color=COLOURS[0], label="DP-SGD")
     axes.axhline(100 * largest, color="0.5", linestyle=":", label="each client's largest class, always")
     axes.set(xscale="log", xlabel="epsilon of the client with the largest", ylabel="test accuracy, %")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_xticks([e for e, _ in points], [f"{e:.1f}" for e, _ in points])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     save(figure, stem)
     header = [
         "`dp_noise`",
