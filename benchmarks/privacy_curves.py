@@ -17,7 +17,7 @@ import cwfed
 from cwfed import config as configs
 from cwfed.report.figures import save
 from cwfed.report.privacy import audit, picture
-from cwfed.report.runs import collect, read_run
+from cwfed.report.runs import RunRecord, collect, read_run
 from cwfed.report.style import COLOURS, MARKERS
 from cwfed.report.tables import markdown_table
 
@@ -47,7 +47,7 @@ DP = [
     "run.evaluate_every=5",
 ]
 OFF = ["train.batch_size=10", "train.lr=0.05"]  # gradients that are not clipped diverge at 0.5
-NOISES = (0.0, 1.0, 4.0, 2.0)
+NOISES = (0.0, 1.0, 2.0, 4.0)
 
 
 def dial(runs: Path, data_dir: str | None) -> None:
@@ -116,7 +116,7 @@ def draw_dp(runs: Path, stem: Path) -> str:
     """Accuracy of the personal models against epsilon."""
     off = read_run(runs / "dp" / "off")
     largest = off.histogram.max(1).sum() / off.histogram.sum()
-    rows = [["off", "–", f"{100 * off.summary['reported']['accuracy']:.1f}", "–"]]
+    rows = [["off", "–", "–", f"{100 * off.summary['reported']['accuracy']:.1f}", *last_leaks(off)]]
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     points = []
@@ -124,11 +124,12 @@ def draw_dp(runs: Path, stem: Path) -> str:
         if not (runs / "dp" / f"noise {noise:g}" / "summary.json").exists():
             continue
         record = read_run(runs / "dp" / f"noise {noise:g}")
-        epsilon, accuracy = record.summary["privacy"]["epsilon"], 100 * record.summary["reported"]["accuracy"]
-        leaks = [line for line in audit([record])[0] if line.estimate == "change"]
-        rows.append(
-            [f"{noise:g}", "–" if epsilon is None else f"{epsilon:.1f}", f"{accuracy:.1f}", f"{leaks[-1].auc:.2f}"]
-        )
+        spent, accuracy = record.summary["privacy"], 100 * record.summary["reported"]["accuracy"]
+        epsilon = spent["epsilon"]
+        shown = ["–"] * 2
+        if epsilon is not None:
+            shown = [f"{epsilon:.1f}", f"{np.median(list(spent['per_client'].values())):.1f}"]
+        rows.append([f"{noise:g}", *shown, f"{accuracy:.1f}", *last_leaks(record)])
         if epsilon is None:
             axes.axhline(accuracy, color=COLOURS[1], linestyle="--", label="clipped, no noise")
         else:
@@ -137,11 +138,30 @@ def draw_dp(runs: Path, stem: Path) -> str:
     axes.plot(*zip(*sorted(points), strict=True), "o-", color=COLOURS[0], label="DP-SGD")
     axes.axhline(100 * largest, color="0.5", linestyle=":", label="each client's largest class, always")
     axes.set(xscale="log", xlabel="epsilon of the client with the largest", ylabel="test accuracy, %")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_xticks([e for e, _ in points], [f"{e:.1f}" for e, _ in points])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     save(figure, stem)
-    table = markdown_table(["`dp_noise`", "largest epsilon", "accuracy, %", "AUC (change)"], rows)
+    header = [
+        "`dp_noise`",
+        "largest epsilon",
+        "median",
+        "accuracy, %",
+        "error (norms)",
+        "AUC (norms)",
+        "AUC (change)",
+    ]
+    table = markdown_table(header, rows)
     return f"{table}\neach client's largest class, always: {100 * largest:.1f} %"
+
+
+def last_leaks(record: RunRecord) -> list[str]:
+    """Of the last round: error and AUC of the norms, AUC of the change."""
+    norms, change = (
+        [line for line in audit([record])[0] if line.estimate == name][-1] for name in ("norms", "change")
+    )
+    return [f"{norms.error:.2f}", f"{norms.auc:.2f}", f"{change.auc:.2f}"]
 
 
 def main() -> None:

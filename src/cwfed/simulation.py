@@ -189,13 +189,12 @@ class Simulation(Experiment):
 
         # 5. Clients blur what they upload, where they are told to. The server aggregates what is good; a round without
         #    any participant changes nothing.
-        server, scaled_back, leaks = before.server, list[int](), {}
+        server, uploads, scaled_back = before.server, None, list[int]()
         stack = self._blurred(number, participants, stack)
         if visited:
             uploads, scaled_back = self._uploads(before.server, visited, stack)
             server = self.algorithm.aggregate(before.server, uploads)
             stack = stack | uploads.models
-            leaks = self.leaks(uploads, sent)
         clock.lap("aggregate")
 
         # 6. Measure the models that the server hands out next.
@@ -227,7 +226,7 @@ class Simulation(Experiment):
             skipped=skipped,
             scaled_back=scaled_back,
             portrait=portray(self, after, participants, stack) if is_last else None,
-            leaks=leaks,
+            leaks=self.leaks(uploads, sent) if uploads else {},
             spent=self.spent(number) if is_last else None,
             seconds=clock.laps("report"),
         )
