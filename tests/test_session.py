@@ -312,7 +312,7 @@ def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, mo
 
 
 def test_settings_that_came_later_do_not_lock_out_older_runs():
-    """A run of a version without train.precision has the hash that this version gives to fp32."""
+    """A run of the version that had none of them has the hash that this version gives to their older meaning."""
     import hashlib
     import json
 
@@ -320,6 +320,9 @@ def test_settings_that_came_later_do_not_lock_out_older_runs():
 
     config = small()
     before = folder.flat(config.model_dump())
-    before = {k: v for k, v in before.items() if k not in folder.FREE_TO_CHANGE | {"train.rounds", "train.precision"}}
+    later = {"train.precision", "algorithm.class_cap", "algorithm.robust", "algorithm.trim"}
+    later |= {key for key in before if key.startswith(("guard.", "adversary."))}
+    before = {k: v for k, v in before.items() if k not in folder.FREE_TO_CHANGE | {"train.rounds"} | later}
     assert folder.experiment(config) == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
-    assert folder.experiment(small("train.precision=bf16")) != folder.experiment(config)
+    for other in ("train.precision=bf16", "algorithm.class_cap=0.5", "guard.norm_bound=2", "adversary.clients=1"):
+        assert folder.experiment(small(other)) != folder.experiment(config)
