@@ -1,6 +1,6 @@
-"""Class capture on CIFAR-10, with and without defences: the table and the picture of docs/security.md.
+"""Class capture with and without defences, on CIFAR-10 and on digits: the tables and the picture of docs/security.md.
 
-    CWFED_DATA=... python benchmarks/class_capture.py [OUT] [ROUNDS]
+    CWFED_DATA=... python benchmarks/class_capture.py [OUT]
 
 20 clients, one of them bad; all accuracies are those of the 19 others, on the models the server hands out. Runs that are
 in OUT already are only read, unfinished ones go on.
@@ -22,8 +22,14 @@ from cwfed.events import Round
 from cwfed.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
-COMMON = ["data.samples=4000", "train.lr=0.05", "run.evaluate_every=5", "run.save_models=none", "adversary.clients=1"]
-STRENGTHS = {"clean": 1.0, "attack x 100": 100.0, "attack x 10,000": 10_000.0}
+COMMON = ["run.save_models=none", "run.evaluate_every=5", "adversary.clients=1", "train.lr=0.05"]
+DATA = {
+    "cifar10": ["data.name=cifar10", "data.samples=4000", "train.rounds=20"],
+    "digits": ["data.name=digits", "model.name=mlp", "train.rounds=30"],
+}
+CLEAN, STRONG, ABSURD = "clean", "attack x 100", "attack x 10,000"
+STRENGTHS = {CLEAN: 1.0, STRONG: 100.0, ABSURD: 10_000.0}
+COLUMNS = {"cifar10": (CLEAN, STRONG), "digits": (CLEAN, STRONG, ABSURD)}
 CAP, BOUND = ["algorithm.class_cap=0.25"], ["guard.norm_bound=2"]
 MEDIAN, TRIMMED = ["algorithm.robust=median"], ["algorithm.robust=trimmed", "algorithm.trim=0.3"]
 DEFENCES = {
@@ -55,10 +61,10 @@ class Outcome:
         return ", ".join(words)
 
 
-def carry_out(defence: str, column: str, out: Path, rounds: int) -> Outcome:
-    name = f"{defence} {column}".replace(" ", "-").replace(",", "")
-    settings = [*COMMON, f"train.rounds={rounds}", f"adversary.strength={STRENGTHS[column]}", *DEFENCES[defence]]
-    config = configs.load(ROOT / "examples" / "cifar10-pathological.toml", settings)
+def carry_out(data: str, defence: str, column: str, out: Path) -> Outcome:
+    name = f"{data} {defence} {column}".replace(" ", "-").replace(",", "")
+    settings = [*COMMON, *DATA[data], *DEFENCES[defence], f"adversary.strength={STRENGTHS[column]}"]
+    config = configs.load(None, settings)
     given_up = False
     try:
         cwfed.run(config, out / name, resume=True, data_dir=os.environ.get("CWFED_DATA"))
@@ -87,15 +93,15 @@ def draw(found: dict[str, dict[str, Outcome]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def main(out: str = "runs/class-capture", rounds: str = "20") -> None:
-    found: dict[str, dict[str, Outcome]] = {}
-    for column in STRENGTHS:
-        found[column] = {defence: carry_out(defence, column, Path(out), int(rounds)) for defence in DEFENCES}
-    print("| defence |", " | ".join(found), "|")
-    print("|---|" + "---|" * len(found))
-    for defence in DEFENCES:
-        print(f"| {defence} |", " | ".join(str(outcomes[defence]) for outcomes in found.values()), "|")
-    draw(found, ROOT / "docs" / "class-capture.png")
+def main(out: str = "runs/class-capture") -> None:
+    for data, columns in COLUMNS.items():
+        found = {c: {defence: carry_out(data, defence, c, Path(out)) for defence in DEFENCES} for c in columns}
+        print(f"\n| {data} |", " | ".join(found), "|")
+        print("|---|" + "---|" * len(found))
+        for defence in DEFENCES:
+            print(f"| {defence} |", " | ".join(str(outcomes[defence]) for outcomes in found.values()), "|")
+        if data == "cifar10":
+            draw(found, ROOT / "docs" / "class-capture.png")
 
 
 if __name__ == "__main__":
