@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cwfed.errors import CwfedError
-from tests.fuzz.targets import TARGETS, World
+from tests.fuzz import data, runs  # noqa: F401 (they add their targets)
+from tests.fuzz.base import TARGETS, World
 from tests.fuzz.watch import watched
 
 LONG = int(os.environ.get("CWFED_FUZZ_CASES", "3000"))
