@@ -11,7 +11,7 @@ from cwfed.data import dataset
 from cwfed.data.sources import SourceSpec, load
 from cwfed.errors import DataError
 from tests.fuzz.cases import Trap, npz
-from tests.fuzz.targets import EPS, PICTURES, parquet
+from tests.fuzz.data import EPS, PICTURES, parquet
 
 X = np.zeros((4, 1, 2, 2), np.float32)
 

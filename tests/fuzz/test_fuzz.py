@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from importlib import import_module
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cwfed.errors import CwfedError
-from tests.fuzz.targets import TARGETS, World
+from tests.fuzz.base import TARGETS, World
 from tests.fuzz.watch import watched
+
+for part in ("settings", "data", "runs"):  # each adds its targets
+    import_module(f"tests.fuzz.{part}")
 
 LONG = int(os.environ.get("CWFED_FUZZ_CASES", "3000"))
 SHORT = 60

@@ -57,7 +57,7 @@ class _Watch:
         if isinstance(path, int) or path in (os.devnull, os.fsencode(os.devnull), "/proc/self/clear_refs"):
             return
         full = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
-        if not full.startswith((self.folder, *_SCRATCH)):
+        if not f"{full}{os.sep}".startswith((self.folder, *_SCRATCH)):
             self.seen.append(f"{event} {full}")
 
 
