@@ -145,7 +145,7 @@ def test_nodes_that_die_lie_are_slow_or_come_late_do_not_stop_a_federation(tmp_p
     federation.end("client-003", signal.SIGKILL)
     until(lambda: 2 in rounds(federation), federation=federation)
     federation.start_node("client-005", histogram=True)
-    until(lambda: came_back(federation, "client-003"), federation=federation)
+    until(lambda: came_back(federation, "client-003", 3), federation=federation)
     until(lambda: federation.status(run)[0].startswith("finished"), federation=federation)
     assert federation.status(run)[0] == "finished:completed"
 
@@ -171,13 +171,13 @@ def test_nodes_that_die_lie_are_slow_or_come_late_do_not_stop_a_federation(tmp_p
     assert not (tmp_path / "federation" / "server" / "models").exists()
 
 
-def came_back(federation: LocalFederation, name: str) -> bool:
+def came_back(federation: LocalFederation, name: str, client: int) -> bool:
     """Until the SuperLink has noticed that a node is gone, its key is refused: it is started until it stays."""
     if name not in federation.processes or federation.processes[name].poll() is not None:
         federation.processes.pop(name, None)
         federation.start_node(name)
-    time.sleep(4)
-    return any("connected again" in note for note in notes(federation))
+    time.sleep(3)
+    return any(client in event.participants for number, event in rounds(federation).items() if number > 2)
 
 
 def test_a_killed_server_and_a_killed_superlink_go_on_to_the_simulators_bits(tmp_path, closing):
