@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,7 +18,10 @@ from cwfed.errors import CwfedError
 from tests.fuzz.base import TARGETS, World
 from tests.fuzz.watch import watched
 
-for part in ("settings", "data", "runs"):  # each adds its targets
+PARTS = ["settings", "data", "runs"]  # each adds its targets
+if find_spec("flwr"):
+    PARTS.append("messages")
+for part in PARTS:
     import_module(f"tests.fuzz.{part}")
 
 LONG = int(os.environ.get("CWFED_FUZZ_CASES", "3000"))

@@ -205,9 +205,12 @@ def overview(group: Group) -> Figure:
     many = len(methods) > 4  # then the legend stands beside the curves, not on them
     figure = Figure(figsize=(11 if many else 9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.5])
-    figure.colorbar(
-        draw_heat_map(left, Panel("who holds what", group.records[0].histogram)), ax=left, label="samples"
-    )
+    histogram = group.records[0].histogram
+    if histogram.size:
+        figure.colorbar(draw_heat_map(left, Panel("who holds what", histogram)), ax=left, label="samples")
+    else:
+        left.text(0.5, 0.5, "who holds what\nis known to the clients only", ha="center", va="center")
+        left.set_axis_off()
     shown = [Method(f"{m.label}: {100 * m.row['reported']['mean']:.1f} %", m.records) for m in methods]
     draw_curves(right, shown, "accuracy")
     right.set_title(plain(f"{group.records[0].started.dataset}, all clients' personal models"))
@@ -319,6 +322,7 @@ def cost(group: Group) -> Figure:
 
 def everything(group: Group) -> dict[str, Figure]:
     """All pictures of an experiment by name."""
+    histogram = group.records[0].histogram
     found: dict[str, Figure | None] = {
         "overview": overview(group),
         "accuracy-rounds": curves(group),
@@ -331,7 +335,7 @@ def everything(group: Group) -> dict[str, Figure]:
         "distance": curves(group, "distance"),
         "clients": clients(group),
         "gains": gains(group),
-        "data": distribution(group.records[0].histogram, group.title),
+        "data": distribution(histogram, group.title) if histogram.size else None,
         "distributions": distributions(group),
         "cost": cost(group),
     }

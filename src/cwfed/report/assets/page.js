@@ -129,9 +129,10 @@
       show(find("gains"), traces, layout("", "", { yaxis, margin: { l: 120, r: 10, t: 28, b: 60 } }));
     }
     const holders = counted(group.histogram);
-    show(find("data"), heat(group.histogram, classNames(group), holders, "client %{customdata}, class %{x}"), layout("class", "client", { yaxis: rowsDown(holders), xaxis: { type: "category" } }));
+    if (!holders.length) say(find("data"), "Who holds what is known to the clients of this federation only.");
+    else show(find("data"), heat(group.histogram, classNames(group), holders, "client %{customdata}, class %{x}"), layout("class", "client", { yaxis: rowsDown(holders), xaxis: { type: "category" } }));
     const method = group.methods[Number(chosen("method"))], portrait = method.portrait;
-    const unknown = "This run has no portrait of its models: an earlier version made it, or a mixture overflowed.";
+    const unknown = "This run has no portrait of its models: an earlier version made it, a mixture overflowed, or it is of a real federation, whose server does not know the true distributions.";
     const seen = portrait && norms(group, method, chosen("norms"));
     if (seen) show(find("norms"), heat(seen.z, classNames(group), seen.names, seen.of + " %{customdata}, class %{x}", seen.diverging), layout("class", seen.of, { yaxis: rowsDown(seen.names), xaxis: { type: "category" } }));
     else say(find("norms"), portrait ? "This method has no class models." : unknown);
