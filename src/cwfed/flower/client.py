@@ -210,16 +210,19 @@ def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) 
     return RecordDict({"hello": ConfigRecord(hello), "metrics": MetricRecord(sizes)})
 
 
-def client_app(data: Callable[[Context], Site] | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
-    """A Flower ClientApp for any algorithm. `data` says what this node is; without it, its node config does:
+def client_app(
+    data: Callable[[Context], Site] | None = None, mods: Sequence[Mod] = (), plan: Plan | None = None
+) -> ClientApp:
+    """A Flower ClientApp for the plan in its run config (or for this one).
 
-    name="clinic-3" path="/data/clinic-3" (and data="imagefolder" or another kind of source, state="/var/lib/cwfed").
+    `data` says what this node is. Without it its node config does: name="clinic-3" path="/data/clinic-3" (and
+    data="imagefolder" or another kind of source, state="/var/lib/cwfed"). `mods` see the training messages.
     """
 
     def worker_of(context: Context) -> tuple[Site, Callable[[int], Worker]]:
-        plan = Plan.of(context.run_config)
-        site = data(context) if data else site_of(context, plan)
-        return site, partial(_node_worker, plan, site)
+        agreed = plan or Plan.of(context.run_config)
+        site = data(context) if data else site_of(context, agreed)
+        return site, partial(_node_worker, agreed, site)
 
     return make_app(worker_of, mods)
 
