@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from cwfed.flower import PersonalisedStrategy, wire
 from cwfed.flower.members import Hello
+from cwfed.flower.replies import read_score
 from cwfed.guard import is_finite
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, plan_of
@@ -149,4 +150,4 @@ def measurements(world: World, values: dict[str, Any]) -> None:
     except (TypeError, ValueError):
         return
     content = RecordDict({"metrics": MetricRecord({**here.replies[0].content["metrics"], **record})})
-    here.strategy._read_score(0, "trained", content)
+    read_score(here.strategy.members.hellos[0], "trained", content)

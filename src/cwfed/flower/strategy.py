@@ -16,38 +16,27 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from cwfed.engine import Score
 from cwfed.errors import RunError
 from cwfed.events import Event, Note, PhaseResult, Round
+from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
-from cwfed.flower.client import score_from
 from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan
+from cwfed.flower.replies import Upload
 from cwfed.guard import bounded
 from cwfed.simulation import Clock, Progress, count_futile, invite, is_lost, mean, phase_result
-from cwfed.types import Download, Params, Uploads, nbytes
+from cwfed.types import Download, Uploads
 
 log = logging.getLogger("cwfed.flower")
 
-GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
 ASK_EVERY = 1.0
 """Seconds between two looks at who is connected."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What a participant sent, checked."""
-
-    client: int
-    model: Params
-    beside: Params
-    metrics: dict[str, Any]
 
 
 @dataclass
@@ -194,7 +183,7 @@ class PersonalisedStrategy(Strategy):
         for reply in self.exchange(grid, messages):
             node = reply.metadata.src_node_id
             try:
-                told = dict(wire.texts(_content(reply), "hello"))
+                told = dict(wire.texts(replies_of.content_of(reply), "hello"))
                 sizes = wire.metrics(reply.content, ("samples", "test", "validation"))
                 hellos.append(Hello.read(node, told, sizes))
             except wire.BadMessage as error:
@@ -246,11 +235,15 @@ class PersonalisedStrategy(Strategy):
         waiting = set(turn.invited) - set(turn.lost)
         for reply in replies:
             client = self.members.client_of(reply.metadata.src_node_id)
-            if client not in waiting or _is_gone(reply):
+            if client not in waiting or replies_of.is_gone(reply):
                 continue
             waiting.discard(client)
             try:
-                turn.uploads.append(self._read_upload(client, reply))
+                upload, score = replies_of.read_upload(self.members.hellos[client], client, reply, self.guard)
+                turn.uploads.append(upload)
+                turn.up += upload.nbytes
+                if score:
+                    turn.trained[client] = score
             except wire.BadMessage as error:
                 turn.refused[str(client)] = str(error)
         turn.lost = sorted({*turn.lost, *waiting})
@@ -299,12 +292,13 @@ class PersonalisedStrategy(Strategy):
         turn = self.turn
         for reply in replies:
             client = self.members.client_of(reply.metadata.src_node_id)
-            if client is None or _is_gone(reply):
+            if client is None or replies_of.is_gone(reply):
                 continue
             try:
-                turn.received[client] = self._read_score(client, "received", _content(reply))
+                hello = self.members.hellos[client]
+                turn.received[client] = replies_of.read_score(hello, "received", replies_of.content_of(reply))
                 if "trained-right" in reply.content.metric_records["metrics"]:
-                    turn.trained[client] = self._read_score(client, "trained", reply.content)
+                    turn.trained[client] = replies_of.read_score(hello, "trained", reply.content)
             except wire.BadMessage as error:
                 turn.refused.setdefault(str(client), f"its measurements: {error}")
         if self.algorithm.keeps_model:
@@ -373,36 +367,6 @@ class PersonalisedStrategy(Strategy):
     def _message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
         return Message(content, dst_node_id=node, message_type=kind, group_id=group)
 
-    def _read_upload(self, client: int, reply: Message) -> Upload:
-        content = _content(reply)
-        model, beside = wire.arrays(content, "model"), wire.arrays(content, "beside")
-        wire.check_size(content.array_records.values(), (self.guard.model, self.guard.beside))
-        metrics = wire.metrics(content, ("samples",), ("loss", "penalty"))
-        upload = Upload(
-            client,
-            wire.from_record(model, "the model", self.guard.model),
-            wire.from_record(beside, "what comes beside the model", self.guard.beside),
-            metrics,
-        )
-        self.turn.up += nbytes(upload.model) + nbytes(upload.beside)
-        if problem := self.guard.problem(upload.model, upload.beside, metrics["samples"]):
-            raise wire.BadMessage(problem)
-        if metrics["samples"] != self.members.hellos[client].samples:
-            raise wire.BadMessage(
-                f"{metrics['samples']} training samples, it said {self.members.hellos[client].samples} when it joined"
-            )
-        if "trained-right" in metrics:
-            self.turn.trained[client] = self._read_score(client, "trained", content)
-        return upload
-
-    def _read_score(self, client: int, phase: str, content: RecordDict) -> Score:
-        """What a client says of itself must at least be possible."""
-        metrics = wire.metrics(content, (f"{phase}-right", f"{phase}-validation"), (f"{phase}-loss",))
-        hello, score = self.members.hellos[client], score_from(phase, metrics)
-        if score.test_right > hello.test or score.validation_right > hello.validation:
-            raise wire.BadMessage("more right answers than it has samples")
-        return score
-
     def _stack(self, turn: Turn) -> Uploads:
         """What is aggregated: all in one stack, updates that are too long scaled back."""
         uploads, clients = turn.uploads, tuple(upload.client for upload in turn.uploads)
@@ -426,18 +390,3 @@ class PersonalisedStrategy(Strategy):
         tests, validations = [h.test for h in hellos], [h.validation for h in hellos]
         found = phase_result([scores[c] for c in clients], tests, validations)
         return PhaseResult(found.accuracy, found.validation, found.loss, found.right, clients, tests)
-
-
-def _is_gone(reply: Message) -> bool:
-    """Flower answers for a node that went away: that is no answer of the client."""
-    return reply.has_error() and reply.error.code in GONE
-
-
-def _content(reply: Message) -> RecordDict:
-    """What a node answered; where it could not, why."""
-    if reply.has_error():
-        lines = (reply.error.reason or f"error {reply.error.code}").strip().splitlines()
-        raise wire.BadMessage(f"its app failed: {lines[-1][:300]}")
-    if "problem" in reply.content.config_records:
-        raise wire.BadMessage(str(reply.content.config_records["problem"].get("reason", ""))[:500])
-    return reply.content
