@@ -44,6 +44,8 @@ class Progress:
     """By client, what stays with it: its model if the algorithm keeps one, its running statistics."""
     trained: dict[int, Score] = field(default_factory=dict)
     """By client, how good the model it keeps is, where that was measured."""
+    in_vain: tuple[str, ...] = ()
+    """Of the last rounds in a row in which every update was refused, one reason each."""
 
 
 class Simulation(Experiment):
@@ -106,16 +108,17 @@ class Simulation(Experiment):
 
         A run in which every update is refused would go on for ever and learn nothing: it is an error after a few rounds.
         """
-        rounds, futile = self.config.train.rounds, 0
         with one_compute_thread():
-            while progress.round < rounds:
+            self._give_up_in_vain(progress)
+            while progress.round < self.config.train.rounds:
                 progress, event = self._round(progress)
                 yield progress, event
-                answers = self.participants() - len(event.dropped)
-                futile = futile + 1 if 0 < len(event.refused) == answers else 0
-                if futile >= min(FUTILE, rounds):
-                    why = next(iter(event.refused.values()))
-                    raise RunError(f"every update of the last {futile} rounds was refused: {why}")
+                self._give_up_in_vain(progress)
+
+    def _give_up_in_vain(self, progress: Progress) -> None:
+        if len(progress.in_vain) >= min(FUTILE, self.config.train.rounds):
+            why = progress.in_vain[-1]
+            raise RunError(f"every update of the last {len(progress.in_vain)} rounds was refused: {why}")
 
     def _round(self, before: Progress) -> tuple[Progress, Round]:
         number = before.round + 1
@@ -140,7 +143,9 @@ class Simulation(Experiment):
         # 3. Check what arrived. Who is refused is from here on like one who was lost: nothing of its round stays.
         refused = self._refused(number, visited, stack)
         good = [row for row, v in enumerate(visited) if v.client not in refused]
-        skipped = ""
+        skipped, in_vain = "", tuple[str, ...]()
+        if refused and not good:
+            in_vain = (*before.in_vain, next(iter(refused.values())))
         if len(good) < self.config.guard.least:
             skipped = f"{len(good)} good updates, and guard.least = {self.config.guard.least}"
             good = []
@@ -167,7 +172,7 @@ class Simulation(Experiment):
         clock.lap("aggregate")
 
         # 6. Measure the models that the server hands out next.
-        after = Progress(number, server, kept, trained if self.algorithm.keeps_model else {})
+        after = Progress(number, server, kept, trained if self.algorithm.keeps_model else {}, in_vain)
         received_result = trained_result = None
         if evaluate:
             received = self._measure_received(after)
@@ -373,6 +378,7 @@ def to_tree(progress: Progress) -> dict[str, Any]:
         "server": progress.server,
         "kept": {str(client): params for client, params in progress.kept.items()},
         "trained": {str(c): [s.test_right, s.test_loss, s.validation_right] for c, s in progress.trained.items()},
+        "in_vain": list(progress.in_vain),
     }
 
 
@@ -383,6 +389,7 @@ def from_tree(tree: dict[str, Any]) -> Progress:
         server=tree["server"],
         kept={int(client): params for client, params in tree["kept"].items()},
         trained={int(client): Score(*score) for client, score in tree["trained"].items()},
+        in_vain=tuple(tree.get("in_vain", ())),  # checkpoints of earlier versions have none
     )
 
 
