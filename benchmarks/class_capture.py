@@ -50,7 +50,7 @@ class Outcome:
     accuracy: float
     """Of the models handed out, in the last round that was evaluated."""
     refused: int
-    """Updates; with this attack, of honest clients whose training diverged."""
+    """Updates; with this attack, of clients whose training diverged on what they were sent."""
     stopped: int
     """The round in which it was given up because every update was refused; 0 where it was not."""
 

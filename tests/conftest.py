@@ -9,7 +9,8 @@ import pytest
 from cwfed import config as configs
 from cwfed.config import Config
 from cwfed.engine import precision
-from cwfed.simulation import Progress, Simulation
+from cwfed.rounds import Progress
+from cwfed.simulation import Simulation
 
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("CWFED_DATA") or ROOT.parent / "shared" / "data")

@@ -18,7 +18,8 @@ from cwfed.dp import SamplePrivacy
 from cwfed.engine.private import PrivateBench
 from cwfed.errors import ConfigError
 from cwfed.rng import stream
-from cwfed.simulation import Simulation, to_tree
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
 from cwfed.types import Start
 from tests.conftest import finish, leaves, small
 

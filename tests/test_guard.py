@@ -16,7 +16,8 @@ from cwfed.errors import ConfigError, RunError
 from cwfed.events import Round
 from cwfed.folder import RunFolder
 from cwfed.guard import Guard, bounded, form_of
-from cwfed.simulation import Simulation, to_tree
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
 from cwfed.types import Form
 from tests.conftest import finish, leaves, small
 
@@ -140,6 +141,17 @@ def test_when_everybody_is_refused_the_run_ends_with_the_reason():
         RunError, match=r"every update of the last 3 rounds was refused: \d+ training samples.*1 to 2"
     ):
         finish(Simulation(small("guard.most_samples=2", "train.rounds=100")))
+
+
+@pytest.mark.parametrize("checkpoint_seconds", [0, 1000])
+def test_a_run_that_was_given_up_is_given_up_again_in_the_same_round(checkpoint_seconds, tmp_path):
+    """Resumed, it remembers how many rounds were in vain."""
+    config = small("guard.most_samples=2", "train.rounds=100", f"run.checkpoint_seconds={checkpoint_seconds}")
+    for resume in (False, True, True):
+        with pytest.raises(RunError, match="of the last 3 rounds was refused"):
+            session.run(config, tmp_path / "run", resume=resume)
+        events = RunFolder(tmp_path / "run").events()
+        assert [event.round for event in events if isinstance(event, Round)] == [1, 2, 3]
 
 
 # --- how long an update may be

@@ -9,7 +9,8 @@ import torch
 from cwfed import privacy
 from cwfed.errors import ConfigError
 from cwfed.privacy import Dial
-from cwfed.simulation import Simulation, to_tree
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
 from cwfed.types import Task
 from tests.conftest import finish, leaves, small, without_seconds
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from cwfed.errors import ConfigError, CwfedError
-from cwfed.simulation import Simulation, to_tree
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
 from cwfed.types import nbytes
 from tests.conftest import finish, leaves, small
 

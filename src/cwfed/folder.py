@@ -25,7 +25,7 @@ from cwfed.config import Config
 from cwfed.errors import RunError
 from cwfed.events import Event
 from cwfed.manifest import Facts
-from cwfed.simulation import Progress, from_tree, to_tree
+from cwfed.rounds import Progress, from_tree, to_tree
 from cwfed.summary import summarise
 from cwfed.types import Params
 

@@ -14,7 +14,8 @@ from cwfed.events import Portrait
 from cwfed.types import Params
 
 if TYPE_CHECKING:
-    from cwfed.simulation import Progress, Simulation
+    from cwfed.rounds import Progress
+    from cwfed.simulation import Simulation
 
 PORTRAYED = 200
 """At most this many clients are portrayed after the last round, fewer where their output layers are large."""

@@ -13,7 +13,8 @@ from cwfed.config import Config
 from cwfed.errors import ConfigError, RunError, did_you_mean
 from cwfed.events import Event, Newcomers, Note, Started
 from cwfed.folder import RunFolder, experiment
-from cwfed.simulation import FinalModels, Progress, Simulation
+from cwfed.rounds import FinalModels, Progress
+from cwfed.simulation import Simulation
 from cwfed.summary import summarise
 from cwfed.track import tracking
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,40 +19,25 @@ from cwfed.engine.bench import ClientView
 from cwfed.engine.precision import require_bf16
 from cwfed.errors import RunError
 from cwfed.events import Leak, Newcomers, PhaseResult, Round, Spent, Started
-from cwfed.experiment import Experiment, how_many
+from cwfed.experiment import Experiment
 from cwfed.guard import bounded
 from cwfed.portrait import portray
-from cwfed.rng import stream
+from cwfed.rounds import (
+    Clock,
+    FinalModels,
+    Progress,
+    correlation,
+    give_up_in_vain,
+    invite,
+    is_lost,
+    mean,
+    one_compute_thread,
+    phase_result,
+)
 from cwfed.types import Download, Params, Uploads, nbytes
 
 REMEMBERED = 2**28
 """Bytes of personal models that are kept from one round's evaluation to the next round's training."""
-FUTILE = 3
-"""After so many rounds in a row in which every update was refused, a run is given up."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """All that a run must remember between two rounds; saved and loaded, the run goes on as if nothing was."""
-
-    round: int
-    server: Any
-    """The algorithm's state."""
-    kept: dict[int, Params] = field(default_factory=dict)
-    """By client, what stays with it: its model if the algorithm keeps one, its running statistics."""
-    trained: dict[int, Score] = field(default_factory=dict)
-    """By client, how good the model it keeps is, where that was measured."""
-    peers: dict[str, Any] = field(default_factory=dict)
-    """In a real federation: who is who."""
-
-
-@dataclass(frozen=True)
-class FinalModels:
-    """Every client's personal model, and how much that is."""
-
-    clients: int
-    nbytes: int
-    models: Iterator[tuple[int, Params]]
 
 
 class Simulation(Experiment):
@@ -138,12 +120,12 @@ class Simulation(Experiment):
 
         A run in which every update is refused would go on for ever and learn nothing: it is an error after a few rounds.
         """
-        rounds, futile = self.config.train.rounds, 0
         with one_compute_thread():
-            while progress.round < rounds:
+            give_up_in_vain(progress, self.config.train.rounds)
+            while progress.round < self.config.train.rounds:
                 progress, event = self._round(progress)
                 yield progress, event
-                futile = count_futile(futile, event, self.participants(), rounds)
+                give_up_in_vain(progress, self.config.train.rounds)
 
     def _round(self, before: Progress) -> tuple[Progress, Round]:
         number = before.round + 1
@@ -169,7 +151,9 @@ class Simulation(Experiment):
         # 3. Check what arrived. Who is refused is from here on like one who was lost: nothing of its round stays.
         refused = self._refused(number, visited, stack)
         good = [row for row, v in enumerate(visited) if v.client not in refused]
-        skipped = ""
+        skipped, in_vain = "", tuple[str, ...]()
+        if refused and not good:
+            in_vain = (*before.in_vain, next(iter(refused.values())))
         if len(good) < self.config.guard.least:
             skipped = f"{len(good)} good updates, and guard.least = {self.config.guard.least}"
             good = []
@@ -198,7 +182,8 @@ class Simulation(Experiment):
         clock.lap("aggregate")
 
         # 6. Measure the models that the server hands out next.
-        after = Progress(number, server, kept, trained if self.algorithm.keeps_model else {})
+        remembered = trained if self.algorithm.keeps_model else {}
+        after = Progress(number, server, kept, remembered, in_vain=in_vain)
         received_result = trained_result = None
         if evaluate:
             received = self._measure_received(after)
@@ -449,110 +434,5 @@ class Simulation(Experiment):
         self.engine.close()
 
 
-def phase_result(scores: Sequence[Score], tests: Sequence[int], validations: Sequence[int]) -> PhaseResult:
-    """The clients' scores in one: over all samples, so that a client counts by how many it has."""
-    held_out = sum(validations)
-    return PhaseResult(
-        accuracy=sum(s.test_right for s in scores) / sum(tests),
-        validation=sum(s.validation_right for s in scores) / held_out if held_out else None,
-        loss=finite(sum(s.test_loss for s in scores) / sum(tests)),
-        right=[s.test_right for s in scores],
-    )
-
-
-def count_futile(before: int, event: Round, invited: int, rounds: int) -> int:
-    """In how many rounds in a row every update was refused; an error after a few."""
-    if not 0 < len(event.refused) == invited - len(event.dropped):
-        return 0
-    if before + 1 >= min(FUTILE, rounds):
-        why = next(iter(event.refused.values()))
-        raise RunError(f"every update of the last {before + 1} rounds was refused: {why}")
-    return before + 1
-
-
-def invite(config: Config, clients: Sequence[int], number: int) -> list[int]:
-    """Who is invited to a round."""
-    count = how_many(config.train.participation, len(clients))
-    if count >= len(clients):
-        return list(clients)
-    chosen = stream(config.run.seed, "participants", number).choice(clients, count, replace=False)
-    return sorted(int(c) for c in chosen)
-
-
-def is_lost(config: Config, number: int, client: int) -> bool:
-    """Whether an invited client is lost on the way, where the experiment has that happen."""
-    chance = config.train.dropout
-    return chance > 0 and bool(stream(config.run.seed, "lost", number, client).random() < chance)
-
-
-def to_tree(progress: Progress) -> dict[str, Any]:
-    """Progress as a tree for a checkpoint."""
-    tree = {
-        "round": progress.round,
-        "server": progress.server,
-        "kept": {str(client): params for client, params in progress.kept.items()},
-        "trained": {str(c): [s.test_right, s.test_loss, s.validation_right] for c, s in progress.trained.items()},
-    }
-    return tree | ({"peers": progress.peers} if progress.peers else {})
-
-
-def from_tree(tree: dict[str, Any]) -> Progress:
-    """Progress from a checkpoint's tree."""
-    return Progress(
-        round=tree["round"],
-        server=tree["server"],
-        kept={int(client): params for client, params in tree["kept"].items()},
-        trained={int(client): Score(*score) for client, score in tree["trained"].items()},
-        peers=tree.get("peers", {}),
-    )
-
-
-@contextmanager
-def one_compute_thread() -> Iterator[None]:
-    """Sums split over threads differ in the last bits with their number; clients run side by side instead."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class Clock:
-    """How long the steps of a round take."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, step: str) -> None:
-        """What took place since the last call was this step."""
-        now = time.perf_counter()
-        self._laps[step] = self._laps.get(step, 0.0) + now - self._last
-        self._last = now
-
-    def laps(self, step: str) -> dict[str, float]:
-        """Seconds by step, this last one included."""
-        self.lap(step)
-        return {name: round(seconds, 6) for name, seconds in self._laps.items()}
-
-
 def _row(stack: Params, row: int, view: ClientView) -> Params:
     return {name: w[row] for name, w in stack.items()}
-
-
-def finite(value: float) -> float | None:
-    """The number, or None where it is beyond all bounds."""
-    return value if np.isfinite(value) else None
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
-    return float(np.mean(values)) if values else None
-
-
-def correlation(p: Tensor, estimate: Tensor) -> float | None:
-    """Pearson, over all clients and classes; None where either does not vary."""
-    if p.numel() < 2 or p.std() == 0 or estimate.std() == 0:
-        return None
-    return float(torch.corrcoef(torch.stack([p.flatten(), estimate.flatten()]))[0, 1])

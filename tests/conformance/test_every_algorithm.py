@@ -11,7 +11,8 @@ from cwfed.algorithms import ALGORITHMS, build, describe, name_of
 from cwfed.cost import costs
 from cwfed.data import Dataset, Federation, Shard
 from cwfed.guard import form_of
-from cwfed.simulation import Simulation, from_tree, to_tree
+from cwfed.rounds import from_tree, to_tree
+from cwfed.simulation import Simulation
 from cwfed.types import nbytes
 from tests.conftest import finish, leaves, small, two_blobs, without_seconds
 

@@ -13,7 +13,8 @@ from torch import nn
 from cwfed.data import Dataset, Federation, Shard
 from cwfed.engine.bench import LocalTraining, batches
 from cwfed.errors import ConfigError, RunError
-from cwfed.simulation import Simulation, to_tree
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
 from tests.conftest import finish, leaves, small, two_blobs
 
 

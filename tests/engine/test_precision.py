@@ -13,7 +13,8 @@ from torch import nn
 from cwfed.engine import precision
 from cwfed.engine.bench import LocalTraining
 from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation, to_tree
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
 from cwfed.types import Start
 from tests.conftest import finish, leaves, small
 

@@ -17,7 +17,8 @@ from cwfed.algorithms import ALGORITHMS, FedAvg
 from cwfed.data import Dataset
 from cwfed.engine import traced, vmap
 from cwfed.errors import ConfigError, RunError
-from cwfed.simulation import Simulation, to_tree
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
 from cwfed.types import Start
 from tests.conftest import finish, leaves, small
 

@@ -17,7 +17,7 @@ from cwfed.experiment import deal
 from cwfed.flower import Plan, client_app
 from cwfed.flower.plan import FederationSection
 from cwfed.flower.strategy import PersonalisedStrategy
-from cwfed.simulation import Progress
+from cwfed.rounds import Progress
 
 Change = Callable[[int, Message], Message | None]
 """(node, reply) -> the reply as it arrives; None loses it."""

@@ -18,7 +18,8 @@ from cwfed import config as configs
 from cwfed.algorithms import ALGORITHMS
 from cwfed.events import Round
 from cwfed.flower import PersonalisedStrategy
-from cwfed.simulation import Simulation, from_tree, to_tree
+from cwfed.rounds import from_tree, to_tree
+from cwfed.simulation import Simulation
 from tests.conftest import finish, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 

@@ -38,7 +38,7 @@ from cwfed.experiment import Blueprint, deal
 from cwfed.flower import wire
 from cwfed.flower.plan import Plan, describe_model
 from cwfed.folder import RunFolder
-from cwfed.simulation import one_compute_thread
+from cwfed.rounds import one_compute_thread
 from cwfed.types import Download, Params
 
 log = logging.getLogger("cwfed.flower")

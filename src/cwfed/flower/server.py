@@ -24,7 +24,7 @@ from cwfed.flower.plan import Plan
 from cwfed.flower.strategy import PersonalisedStrategy
 from cwfed.folder import RunFolder
 from cwfed.guard import form_of, misfit
-from cwfed.simulation import FinalModels, Progress, one_compute_thread
+from cwfed.rounds import FinalModels, Progress, one_compute_thread
 
 log = logging.getLogger("cwfed.flower")
 

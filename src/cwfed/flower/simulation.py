@@ -32,8 +32,9 @@ from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.strategy import PersonalisedStrategy
 from cwfed.portrait import portray
+from cwfed.rounds import FinalModels, Progress, correlation, mean
 from cwfed.session import Runner, Summary
-from cwfed.simulation import FinalModels, Progress, Simulation, correlation, mean
+from cwfed.simulation import Simulation
 
 
 class SimulatedRun(FederatedRun):

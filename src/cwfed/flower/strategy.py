@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan
 from cwfed.flower.replies import Upload
 from cwfed.guard import bounded
-from cwfed.simulation import Clock, Progress, count_futile, invite, is_lost, mean, phase_result
+from cwfed.rounds import Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
 from cwfed.types import Download, Uploads
 
 log = logging.getLogger("cwfed.flower")
@@ -123,7 +123,8 @@ class PersonalisedStrategy(Strategy):
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each, where the federation is and what happened."""
         self.resume(progress)
-        nothing, futile = (ArrayRecord(), ConfigRecord()), 0
+        nothing = ArrayRecord(), ConfigRecord()
+        give_up_in_vain(progress, self.config.train.rounds)
         while self.progress.round < self.config.train.rounds:
             for sentence in self.gather(grid):
                 yield self.progress, Note(sentence)
@@ -132,9 +133,8 @@ class PersonalisedStrategy(Strategy):
             self.aggregate_train(number, self.exchange(grid, sent))
             if sent := list(self.configure_evaluate(number, *nothing, grid)):
                 self.aggregate_evaluate(number, self.exchange(grid, sent))
-            event = self.event()
-            yield self.progress, event
-            futile = count_futile(futile, event, len(self.turn.invited), self.config.train.rounds)
+            yield self.progress, self.event()
+            give_up_in_vain(self.progress, self.config.train.rounds)
 
     def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
         """Send messages and gather the answers that come in time; `stop` breaks it off."""
@@ -260,7 +260,10 @@ class PersonalisedStrategy(Strategy):
         kept = {} if not self.algorithm.keeps_model else dict(self.progress.trained)
         for upload in turn.uploads:
             kept.pop(upload.client, None)
-        self.progress = Progress(server_round, server, {}, kept | turn.trained, self._peers())
+        in_vain = tuple[str, ...]()
+        if turn.refused and len(turn.refused) == len(turn.invited) - len(turn.lost):
+            in_vain = (*self.progress.in_vain, next(iter(turn.refused.values())))
+        self.progress = Progress(server_round, server, {}, kept | turn.trained, self._peers(), in_vain)
         turn.clock.lap("aggregate")
         losses = [upload.metrics["loss"] for upload in turn.uploads]
         return None, MetricRecord({"loss": mean(losses) or 0.0, "participants": len(losses)})
@@ -302,8 +305,7 @@ class PersonalisedStrategy(Strategy):
             except wire.BadMessage as error:
                 turn.refused.setdefault(str(client), f"its measurements: {error}")
         if self.algorithm.keeps_model:
-            known = self.progress.trained | turn.trained
-            self.progress = Progress(server_round, self.progress.server, {}, known, self._peers())
+            self.progress = replace(self.progress, trained=self.progress.trained | turn.trained)
         turn.clock.lap("evaluate")
         result = self._result(turn.received)
         return MetricRecord({"accuracy": result.accuracy}) if result else None

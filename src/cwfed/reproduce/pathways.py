@@ -27,7 +27,7 @@ from cwfed.models.mlp import MLP
 from cwfed.models.shape import InputShape
 from cwfed.reproduce.verdict import Claim
 from cwfed.rng import stream, torch_stream
-from cwfed.simulation import one_compute_thread
+from cwfed.rounds import one_compute_thread
 from cwfed.types import Params
 
 COUNTS = ((2700, 300), (200, 1800), (500, 500))

@@ -1,0 +1,154 @@
+"""What rounds are made of, in a simulation as in a real federation: who is invited, what is remembered, how scores add up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cwfed.config import Config
+from cwfed.engine.base import Score
+from cwfed.errors import RunError
+from cwfed.events import PhaseResult
+from cwfed.experiment import how_many
+from cwfed.rng import stream
+from cwfed.types import Params
+
+FUTILE = 3
+"""After so many rounds in a row in which every update was refused, a run is given up."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All that a run must remember between two rounds; saved and loaded, the run goes on as if nothing was."""
+
+    round: int
+    server: Any
+    """The algorithm's state."""
+    kept: dict[int, Params] = field(default_factory=dict)
+    """By client, what stays with it: its model if the algorithm keeps one, its running statistics."""
+    trained: dict[int, Score] = field(default_factory=dict)
+    """By client, how good the model it keeps is, where that was measured."""
+    peers: dict[str, Any] = field(default_factory=dict)
+    """In a real federation: who is who."""
+    in_vain: tuple[str, ...] = ()
+    """Of the last rounds in a row in which every update was refused, one reason each."""
+
+
+@dataclass(frozen=True)
+class FinalModels:
+    """Every client's personal model, and how much that is."""
+
+    clients: int
+    nbytes: int
+    models: Iterator[tuple[int, Params]]
+
+
+def to_tree(progress: Progress) -> dict[str, Any]:
+    """Progress as a tree for a checkpoint."""
+    tree = {
+        "round": progress.round,
+        "server": progress.server,
+        "kept": {str(client): params for client, params in progress.kept.items()},
+        "trained": {str(c): [s.test_right, s.test_loss, s.validation_right] for c, s in progress.trained.items()},
+        "in_vain": list(progress.in_vain),
+    }
+    return tree | ({"peers": progress.peers} if progress.peers else {})
+
+
+def from_tree(tree: dict[str, Any]) -> Progress:
+    """Progress from a checkpoint's tree."""
+    return Progress(
+        round=tree["round"],
+        server=tree["server"],
+        kept={int(client): params for client, params in tree["kept"].items()},
+        trained={int(client): Score(*score) for client, score in tree["trained"].items()},
+        peers=tree.get("peers", {}),
+        in_vain=tuple(tree.get("in_vain", ())),  # checkpoints of earlier versions have none
+    )
+
+
+def invite(config: Config, clients: Sequence[int], number: int) -> list[int]:
+    """Who is invited to a round."""
+    count = how_many(config.train.participation, len(clients))
+    if count >= len(clients):
+        return list(clients)
+    chosen = stream(config.run.seed, "participants", number).choice(clients, count, replace=False)
+    return sorted(int(c) for c in chosen)
+
+
+def is_lost(config: Config, number: int, client: int) -> bool:
+    """Whether an invited client is lost on the way, where the experiment has that happen."""
+    chance = config.train.dropout
+    return chance > 0 and bool(stream(config.run.seed, "lost", number, client).random() < chance)
+
+
+def give_up_in_vain(progress: Progress, rounds: int) -> None:
+    """An error where every update was refused for a few rounds in a row: the run would learn nothing for ever."""
+    if len(progress.in_vain) >= min(FUTILE, rounds):
+        why = progress.in_vain[-1]
+        raise RunError(f"every update of the last {len(progress.in_vain)} rounds was refused: {why}")
+
+
+def phase_result(scores: Sequence[Score], tests: Sequence[int], validations: Sequence[int]) -> PhaseResult:
+    """The clients' scores in one: over all samples, so that a client counts by how many it has."""
+    held_out = sum(validations)
+    return PhaseResult(
+        accuracy=sum(s.test_right for s in scores) / sum(tests),
+        validation=sum(s.validation_right for s in scores) / held_out if held_out else None,
+        loss=finite(sum(s.test_loss for s in scores) / sum(tests)),
+        right=[s.test_right for s in scores],
+    )
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None of nothing."""
+    return float(np.mean(values)) if values else None
+
+
+def finite(value: float) -> float | None:
+    """The number, or None where it is beyond all bounds."""
+    return value if np.isfinite(value) else None
+
+
+def correlation(p: Tensor, estimate: Tensor) -> float | None:
+    """Pearson, over all clients and classes; None where either does not vary."""
+    if p.numel() < 2 or p.std() == 0 or estimate.std() == 0:
+        return None
+    return float(torch.corrcoef(torch.stack([p.flatten(), estimate.flatten()]))[0, 1])
+
+
+@contextmanager
+def one_compute_thread() -> Iterator[None]:
+    """Sums split over threads differ in the last bits with their number; clients run side by side instead."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Clock:
+    """How long the steps of a round take."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, step: str) -> None:
+        """What took place since the last call was this step."""
+        now = time.perf_counter()
+        self._laps[step] = self._laps.get(step, 0.0) + now - self._last
+        self._last = now
+
+    def laps(self, step: str) -> dict[str, float]:
+        """Seconds by step, this last one included."""
+        self.lap(step)
+        return {name: round(seconds, 6) for name, seconds in self._laps.items()}
