@@ -85,7 +85,7 @@ def test_the_work_of_a_round_by_hand(monkeypatch):
     workload = next(w for w in workloads.WORKLOADS if w.name == "mlp")
     simulation = runner.Simulation(runner.configs.load(None, [*workload.settings]))
     first, last = 2 * 64 * 128, 2 * 128 * 10
-    shards = simulation.federation.shards
+    shards = simulation.federation.shards.values()
     steps = sum(max(1, len(s.train) // 10) for s in shards)
     tests = sum(len(s.test) for s in shards)
     by_hand = steps * 10 * (2 * first + 3 * last) + 2 * tests * (first + last)

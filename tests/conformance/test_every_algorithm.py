@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cwfed import checkpoint, session
+from cwfed import checkpoint, session, simulation
 from cwfed.algorithms import ALGORITHMS, build, describe, name_of
 from cwfed.cost import costs
 from cwfed.data import Dataset, Federation, Shard
@@ -272,7 +272,7 @@ def test_a_refused_client_is_like_one_that_was_lost(name, monkeypatch):
     ]
     config = settings_of(name, *batch_norm, "train.rounds=3")
     bad = {(2, 1), (2, 4), (3, 0)}  # rounds and clients
-    monkeypatch.setattr(Simulation, "_is_lost", lambda self, number, client: (number, client) in bad)
+    monkeypatch.setattr(simulation, "is_lost", lambda config, number, client: (number, client) in bad)
     lost, lost_events = finish(Simulation(config))
     monkeypatch.undo()
 

@@ -70,8 +70,11 @@ def test_unfinished_and_older_runs_are_named(runs, tmp_path):
         (unfinished / name).write_bytes((runs / "plain" / name).read_bytes())
     older = tmp_path / "older"
     older.mkdir()
-    for name in ("config.toml", "manifest.json", "summary.json"):
+    for name in ("config.toml", "manifest.json"):
         (older / name).write_bytes((runs / "wdr" / name).read_bytes())
+    summary = json.loads((runs / "wdr" / "summary.json").read_text())
+    unsealed = {key: value for key, value in summary.items() if key not in ("sha256", "events_sha256")}
+    (older / "summary.json").write_text(json.dumps(unsealed))  # older versions sealed nothing
     lines = [json.loads(line) for line in (runs / "wdr" / "events.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("leaks", None)
