@@ -12,6 +12,8 @@ from cwfed.engine import precision
 from cwfed.rounds import Progress
 from cwfed.simulation import Simulation
 
+os.environ.pop("COLUMNS", None)  # xdist's workers have one: what is printed would be as narrow as their terminal
+
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("CWFED_DATA") or ROOT.parent / "shared" / "data")
 
