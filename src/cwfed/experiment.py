@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from cwfed.adversary import Adversary
 from cwfed.config import Config
 from cwfed.engine.bench import LocalTraining
 from cwfed.errors import ConfigError
-from cwfed.guard import Guard
+from cwfed.guard import Guard, form_of, misfit
 from cwfed.models import InputShape
 from cwfed.rng import stream, torch_stream
-from cwfed.types import Params
+from cwfed.types import Params, Uploads
 
 
 def deal(config: Config, data_dir: str | None = None) -> data.Federation:
@@ -75,6 +76,20 @@ class Blueprint:
             raise ConfigError(f"{what} would hide nothing: with these settings {name} sends its class counts")
         if self.task.output_weight not in self.algorithm.uploaded(tuple(self.initial), self.task):
             raise ConfigError(f"{what} blurs the uploaded output layer, and {name} uploads none")
+
+    def try_state(self, state: Any, clients: Sequence[int]) -> None:
+        """A round of these clients without training: what is wrong with a state from a file shows here, as any error."""
+        uploads = Uploads(
+            clients=tuple(clients),
+            models={name: torch.stack([self.initial[name]] * len(clients)) for name in self.guard.model},
+            counts=torch.ones(len(clients)),
+            extras={n: torch.zeros(len(clients), *f.shape, dtype=f.dtype) for n, f in self.guard.beside.items()},
+        )
+        for made in (state, self.algorithm.aggregate(state, uploads)):
+            for client in clients:
+                for model in self.algorithm.send(made, client).models:
+                    if problem := misfit(model, form_of(self.initial), "a model"):
+                        raise ValueError(problem)
 
     def fresh(self, number: int) -> Params:
         """The number-th random initial model."""

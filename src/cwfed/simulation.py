@@ -36,6 +36,8 @@ from cwfed.rounds import (
 )
 from cwfed.types import Download, Params, Uploads, nbytes
 
+TRIED = 16
+"""So many clients try a state that was read from a checkpoint."""
 REMEMBERED = 2**28
 """Bytes of personal models that are kept from one round's evaluation to the next round's training."""
 
@@ -99,6 +101,7 @@ class Simulation(Experiment):
                 Candidate(c, self.personal(progress, c), self.statistics(progress.kept, c)) for c in self.members[:3]
             ]
             self.engine.measure(candidates)
+            self.try_state(progress.server, self.members[:TRIED])
             kept = list(progress.kept.values())
             fits = all(needed <= own.keys() and all(shapes[n] == t.shape for n, t in own.items()) for own in kept)
             fits = fits and all(

@@ -92,10 +92,7 @@ def damaged_checkpoints(world: World, mutations: Any) -> None:
 
 @target(st.tuples(PLACES, JSON), cost=16)
 def forged_checkpoints(world: World, case: tuple[list[int], Any]) -> None:
-    """A checkpoint with a right checksum and wrong contents: refused, or gone on from to the end of the run.
-
-    Nothing is aggregated from it here: an algorithm trusts its own state once it has handed out models that fit.
-    """
+    """A checkpoint with a right checksum and wrong contents: refused, or gone on from to the end of a longer run."""
     folder = RunFolder(world.copy())
     name = next(n for n in world.files if n.startswith("checkpoints/"))
     try:
@@ -103,7 +100,7 @@ def forged_checkpoints(world: World, case: tuple[list[int], Any]) -> None:
     except (TypeError, ValueError, UnicodeError):  # no such file can be made
         return
     (folder.path / "summary.json").unlink()
-    session.run(small("train.rounds=2", *SMALLER), folder.path, resume=True)
+    session.run(small("train.rounds=3", *SMALLER), folder.path, resume=True)
 
 
 # --- pages

@@ -23,8 +23,8 @@ from cwfed.events import Event, Newcomers, Note, Round, Started
 from cwfed.flower.plan import Plan
 from cwfed.flower.strategy import PersonalisedStrategy
 from cwfed.folder import RunFolder
-from cwfed.guard import form_of, misfit
 from cwfed.rounds import FinalModels, Progress, one_compute_thread
+from cwfed.simulation import TRIED
 
 log = logging.getLogger("cwfed.flower")
 
@@ -80,12 +80,9 @@ class FederatedRun:
 
     def check_progress(self, progress: Progress) -> None:
         """A few clients' models must be there and of the right form."""
-        strategy = self.strategy
+        blueprint = self.strategy.blueprint
         try:
-            for client in range(min(3, strategy.plan.clients)):
-                for model in strategy.algorithm.send(progress.server, client).models:
-                    if problem := misfit(model, form_of(strategy.blueprint.initial), "the model"):
-                        raise ValueError(problem)
+            blueprint.try_state(progress.server, range(min(TRIED, blueprint.clients)))
         except Exception as error:  # whatever an algorithm says to a state that is none of its own
             raise RunError(
                 f"the checkpoint of round {progress.round} does not fit the federation ({error!r})"
