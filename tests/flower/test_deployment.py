@@ -22,7 +22,7 @@ from cwfed import session
 from cwfed.errors import RunError
 from cwfed.events import Note, Round, from_json
 from cwfed.flower import keys
-from cwfed.flower.local import LocalFederation, free_port, node_name
+from cwfed.flower.local import LocalFederation, free_port, marked, node_name
 from cwfed.folder import RunFolder
 
 pytestmark = pytest.mark.federation
@@ -216,11 +216,11 @@ def test_a_killed_server_and_a_killed_superlink_go_on_to_the_simulators_bits(tmp
 
 
 def kill_server_app(federation: LocalFederation) -> None:
-    group = os.getpgid(federation.processes["superlink"].pid)
-    found = subprocess.run(["pgrep", "-g", str(group), "-f", "flwr-serverapp"], capture_output=True, text=True)
-    assert found.stdout.split(), "the server app runs in a process of its own"
-    for pid in found.stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
+    ours = marked(f"{federation.folder}:superlink")
+    found = [pid for pid in ours if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert found, "the server app runs in a process of its own"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 
 
 def submitted(federation: LocalFederation) -> bool:

@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from cwfed.folder import flat
 STARTS_WITHIN = 60.0
 """Seconds that Flower's processes may take to come up."""
 ENDS_WITHIN = 10.0
+MARK = "CWFED_TRIAL"
+"""The environment variable by which processes of a trial are found again."""
 LOOK_EVERY = 4.0
 """Seconds between two questions how a run is: each starts a process of Flower's."""
 
@@ -40,6 +43,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started with this mark, and their children (Linux; elsewhere they end by themselves)."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
 
 
 def node_name(number: int) -> str:
@@ -136,7 +149,7 @@ class LocalFederation:
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
-                env=self.environment,
+                env={**self.environment, MARK: f"{self.folder}:{name}"},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -172,8 +185,12 @@ class LocalFederation:
             time.sleep(0.2)
 
     def register(self, name: str) -> None:
-        """Let the SuperLink know a node's public key."""
-        self.flwr("supernode", "register", str(self.folder / "keys" / f"{name}.pub"), "trial")
+        """Let the SuperLink know a node's public key; its database may know it from before."""
+        try:
+            self.flwr("supernode", "register", str(self.folder / "keys" / f"{name}.pub"), "trial")
+        except RunError as error:
+            if "already in use" not in str(error):
+                raise
 
     def start_node(self, name: str, **node: str | int | bool) -> None:
         """A SuperNode with its own key and its own data."""
@@ -239,18 +256,23 @@ class LocalFederation:
         process = self.processes.pop(name, None)
         if process is None:
             return
-        for number in (how, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, number)
-                process.wait(ENDS_WITHIN)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        self._tell(process, how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0 if how == signal.SIGKILL else ENDS_WITHIN)
+        self._tell(process, signal.SIGKILL)
         process.wait()
+        for number in marked(f"{self.folder}:{name}"):  # Flower's own children have sessions of their own
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+    def _tell(self, process: subprocess.Popen[bytes], what: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, what)
 
     def close(self) -> None:
         """End everything, nodes first and all at once."""
         for name, process in self.processes.items():
-            if name != "superlink" and process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
+            if name != "superlink":
+                self._tell(process, signal.SIGTERM)
         for name in sorted(self.processes, key=lambda name: name == "superlink"):
             self.end(name)
