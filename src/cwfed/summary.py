@@ -38,7 +38,8 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
         raise RunError("the run has no finished round to summarise")
     picks = {phase: pick(rounds, phase) for phase in PHASES}
     best = picks[started.phase]["best"]
-    assert best is not None, "the last round is always evaluated"
+    if best is None:
+        raise RunError("the run has no evaluated round to summarise")
     joined = next((e for e in reversed(events) if isinstance(e, Newcomers)), None)
     seconds: Counter[str] = Counter()
     for r in rounds:

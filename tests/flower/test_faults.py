@@ -141,6 +141,47 @@ def test_a_bad_answer_is_refused_and_the_round_goes_on_as_if_it_were_lost(misdee
     assert leaves(reached.server) == leaves(lost.server)
 
 
+def test_a_round_that_nobody_answers_is_tried_again_and_then_given_up(tmp_path):
+    strategy, grid = federation(tmp_path, timeout=0.2)
+    silent = [True, False]  # the first try of round 1 only
+
+    def lose(node, reply):
+        told = grid.told[int(reply.metadata.reply_to_message_id)].content.config_records.get("told")
+        return None if told and silent[0] else reply
+
+    grid.change = lose
+    events = []
+    for progress, event in strategy.rounds(grid, strategy.first()):
+        events.append(event)
+        if isinstance(event, Note) and "tried again" in event.message:
+            assert progress.round == 0, "nothing has happened yet"
+            silent[0] = False
+    assert "nobody answered round 1: it is tried again" in notes(events)
+    assert [event.round for event in rounds(events)] == [1, 2, 3]
+
+    strategy, grid = federation(tmp_path / "mute", timeout=0.2)
+    grid.change = lambda node, reply: reply if "hello" in reply.content else None
+    with pytest.raises(RunError, match=r"nobody answered round 1 in 3 tries of 0.2 seconds"):
+        carry_out(strategy, grid)
+
+
+def test_the_last_evaluation_must_be_answered(tmp_path):
+    strategy, grid = federation(tmp_path, timeout=0.2)
+    tries = []
+
+    def lose(node, reply):
+        told = grid.told[int(reply.metadata.reply_to_message_id)]
+        if told.metadata.message_type == "evaluate" and told.content["told"]["round"] == 3:
+            tries.append(node)
+            return None if len(tries) <= 4 else reply
+        return reply
+
+    grid.change = lose
+    _, events = carry_out(strategy, grid)
+    assert "nobody answered the last evaluation: it is tried again" in notes(events)
+    assert rounds(events)[-1].received.clients == [0, 1, 2, 3]
+
+
 def test_who_does_not_answer_keeps_its_class_distribution(tmp_path):
     strategy, grid = federation(tmp_path, timeout=0.3)
     priors = []

@@ -28,11 +28,13 @@ from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan
 from cwfed.flower.replies import Upload
 from cwfed.guard import bounded
-from cwfed.rounds import Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
+from cwfed.rounds import FUTILE, Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
 from cwfed.types import Download, Uploads
 
 log = logging.getLogger("cwfed.flower")
 
+NOTHING = ArrayRecord(), ConfigRecord()
+"""Flower's steps are handed a common model and settings, which there are none of."""
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
 ASK_EVERY = 1.0
@@ -123,18 +125,43 @@ class PersonalisedStrategy(Strategy):
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each, where the federation is and what happened."""
         self.resume(progress)
-        nothing = ArrayRecord(), ConfigRecord()
         give_up_in_vain(progress, self.config.train.rounds)
+        unanswered = 0
         while self.progress.round < self.config.train.rounds:
+            before, number = self.progress, self.progress.round + 1
             for sentence in self.gather(grid):
-                yield self.progress, Note(sentence)
-            number = self.progress.round + 1
-            sent = list(self.configure_train(number, *nothing, grid))
-            self.aggregate_train(number, self.exchange(grid, sent))
-            if sent := list(self.configure_evaluate(number, *nothing, grid)):
-                self.aggregate_evaluate(number, self.exchange(grid, sent))
+                yield before, Note(sentence)
+            sent = list(self.configure_train(number, *NOTHING, grid))
+            replies = self.exchange(grid, sent)
+            if sent and all(map(replies_of.is_gone, replies)):  # no round: everybody went away, or is far too slow
+                unanswered += 1
+                yield before, Note(self._unanswered(unanswered, f"round {number}"))
+                continue
+            unanswered = 0
+            self.aggregate_train(number, replies)
+            for note in self._measure(grid, number):
+                yield before, note
             yield self.progress, self.event()
             give_up_in_vain(self.progress, self.config.train.rounds)
+
+    def _measure(self, grid: Grid, number: int) -> Iterator[Note]:
+        """Have the clients measure their models. The last round's numbers are what the run is for: there somebody must."""
+        for tries in range(1, FUTILE + 1):
+            if not self._measures(number):
+                return
+            self.aggregate_evaluate(
+                number, self.exchange(grid, list(self.configure_evaluate(number, *NOTHING, grid)))
+            )
+            if self._result(self.turn.received) or number < self.config.train.rounds:
+                return
+            yield Note(self._unanswered(tries, "the last evaluation"))
+            for sentence in self.gather(grid):
+                yield Note(sentence)
+
+    def _unanswered(self, tries: int, what: str) -> str:
+        if tries >= FUTILE:
+            raise RunError(f"nobody answered {what} in {tries} tries of {self.plan.federation.timeout:g} seconds")
+        return f"nobody answered {what}: it is tried again"
 
     def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
         """Send messages and gather the answers that come in time; `stop` breaks it off."""
