@@ -363,6 +363,13 @@ def test_updates_are_clipped_at_the_client_where_the_plan_says_so(tmp_path):
     assert max(lengths) == pytest.approx(0.05, rel=1e-3)
 
 
+def test_a_client_without_an_update_says_why_past_the_mods(tmp_path):
+    """Flower's mods expect an update in every answer, and make an invalid message of one that has none."""
+    strategy, grid = federation(tmp_path, config("train.lr=1e30", "train.rounds=1"), clip=0.05)
+    with pytest.raises(RunError, match="every update of the last 1 rounds was refused: the training diverged"):
+        carry_out(strategy, grid)
+
+
 def test_a_mod_of_the_users_own_sees_the_training_messages(tmp_path):
     seen = []
 

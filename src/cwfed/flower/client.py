@@ -21,7 +21,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 
 import cwfed
 from cwfed import data as sources
@@ -254,7 +254,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
 
         return answer(message, context, work)
 
-    @app.train(mods=[clip_if_told, *mods])
+    @app.train(mods=[past_the_mods, clip_if_told, *mods, stop_at_problems])
     def train(message: Message, context: Context) -> Message:
         def work(site: Site, worker: Callable[[int], Worker]) -> RecordDict:
             client, round_, told = _told(message.content)
@@ -277,7 +277,31 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
     return app
 
 
-def clip_if_told(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+class _Problem(Exception):
+    """A client has no update to send."""
+
+    def __init__(self, reply: Message) -> None:
+        super().__init__()
+        self.reply = reply
+
+
+def stop_at_problems(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """The innermost mod: an answer without an update is nothing for mods, which expect one."""
+    reply = call_next(message, context)
+    if "problem" in reply.content.config_records:
+        raise _Problem(reply)
+    return reply
+
+
+def past_the_mods(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """The outermost one: such an answer goes to the server as it is."""
+    try:
+        return call_next(message, context)
+    except _Problem as problem:
+        return problem.reply
+
+
+def clip_if_told(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Flower's clipping of the update, in federations whose plan has a `clip`."""
     if "clipping_norm" in message.content.config_records.get("told", ConfigRecord()):
         return fixedclipping_mod(message, context, call_next)
