@@ -55,15 +55,19 @@ def federate(config, folder, **federation):
     return plan, grid
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_a_federation_gives_the_simulators_bits(name, tmp_path):
-    config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
-    plan, grid = federate(config, tmp_path)
+def assert_same_bits(config, folder):
+    plan, grid = federate(config, folder)
     reached, events = carry_out(PersonalisedStrategy(plan), grid)
     simulated, expected = finish(Simulation(config))
     assert leaves(reached.server) == leaves(simulated.server)
     rounds = [as_a_server_sees_it(e) for e in events if isinstance(e, Round)]
     assert rounds == [as_a_server_sees_it(e) for e in expected]
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_a_federation_gives_the_simulators_bits(name, tmp_path):
+    config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
+    assert_same_bits(config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +81,7 @@ def test_a_federation_gives_the_simulators_bits(name, tmp_path):
 )
 def test_clients_blur_their_uploads_and_servers_bound_them_as_in_the_simulator(privacy, tmp_path):
     config = settings("cwfedavg", *privacy)
-    plan, grid = federate(config, tmp_path)
-    reached, events = carry_out(PersonalisedStrategy(plan), grid)
-    simulated, expected = finish(Simulation(config))
-    assert leaves(reached.server) == leaves(simulated.server)
-    rounds = [as_a_server_sees_it(e) for e in events if isinstance(e, Round)]
-    assert rounds == [as_a_server_sees_it(e) for e in expected]
+    assert_same_bits(config, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["cwfedavg", "fedavg-ft", "fedfomo"])
