@@ -322,6 +322,9 @@ def group(records: Sequence[RunRecord]) -> list[Group]:
 def describe(record: RunRecord) -> str:
     """The experiment in a few words."""
     data = record.config.data
+    if "federation" in record.manifest:  # what its nodes hold is theirs
+        shape = "x".join(map(str, record.manifest["data"]["shape"]))
+        return f"federation, samples of {shape}, {record.started.classes} classes, {record.manifest['model']['name']}"
     how = {
         "pathological": f"{data.classes_per_client} classes a client",
         "dirichlet": f"Dirichlet({data.alpha:g})",
