@@ -16,8 +16,13 @@ import cwfed
 from cwfed import checkpoint, session
 from cwfed import config as configs
 from cwfed.algorithms import ALGORITHMS
+from cwfed.errors import RunError
 from cwfed.events import Round
 from cwfed.flower import PersonalisedStrategy
+from cwfed.folder import RunFolder
+from cwfed.report import figures, page
+from cwfed.report.runs import group as group_runs
+from cwfed.report.runs import read_run
 from cwfed.rounds import from_tree, to_tree
 from cwfed.simulation import Simulation
 from tests.conftest import finish, leaves, small
@@ -151,3 +156,27 @@ def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
     for file in {name for client, name in index.items() if client.isdigit()}:
         mine, its = (load_file(tmp_path / side / "models" / file) for side in ("ours", "flower"))
         assert all(torch.equal(mine[n], its[n]) for n in mine)
+
+
+def test_the_servers_folder_has_metrics_and_checkpoints_and_can_be_reported(tmp_path):
+    plan, grid = federate(settings("cwfedavg"), tmp_path)
+    result = PersonalisedStrategy(plan).start(grid, out=tmp_path / "server")
+    assert set(result.evaluate_metrics_clientapp) == {1, 2, 3, 4}
+    files = {path.name for path in (tmp_path / "server").iterdir() if not path.name.startswith(".")}
+    assert files == {"config.toml", "manifest.json", "events.jsonl", "summary.json", "checkpoints"}
+    assert RunFolder(tmp_path / "server").checkpoints.rounds() == [4, 3]
+
+    record = read_run(tmp_path / "server")
+    assert record.histogram.size == 0
+    (group,) = group_runs([record])
+    assert group.title == "federation, samples of 1x8x8, 10 classes, mlp"
+    page.write(tmp_path / "report.html", group.title, [group])
+    figures.save(figures.overview(group), tmp_path / "overview")
+
+    with pytest.raises(RunError, match="holds a finished run of 4 rounds"):
+        PersonalisedStrategy(plan).start(grid, out=tmp_path / "server")
+    longer = settings("cwfedavg", "train.rounds=5")
+    PersonalisedStrategy(federate(longer, tmp_path)[0]).start(grid, out=tmp_path / "server")
+    simulated, _ = finish(Simulation(longer))
+    tree, _ = RunFolder(tmp_path / "server").checkpoints.newest()
+    assert leaves(tree["server"]) == leaves(simulated.server)
