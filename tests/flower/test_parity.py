@@ -16,7 +16,7 @@ import cwfed
 from cwfed import checkpoint, session
 from cwfed import config as configs
 from cwfed.algorithms import ALGORITHMS
-from cwfed.errors import RunError
+from cwfed.errors import ConfigError, RunError
 from cwfed.events import Round
 from cwfed.flower import PersonalisedStrategy
 from cwfed.folder import RunFolder
@@ -173,6 +173,8 @@ def test_the_servers_folder_has_metrics_and_checkpoints_and_can_be_reported(tmp_
     page.write(tmp_path / "report.html", group.title, [group])
     figures.save(figures.overview(group), tmp_path / "overview")
 
+    with pytest.raises(ConfigError, match=r"the rounds are train\.rounds"):
+        PersonalisedStrategy(plan).start(grid, num_rounds=7, out=tmp_path / "server")
     with pytest.raises(RunError, match="holds a finished run of 4 rounds"):
         PersonalisedStrategy(plan).start(grid, out=tmp_path / "server")
     longer = settings("cwfedavg", "train.rounds=5")

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from cwfed.engine import Score
-from cwfed.errors import RunError
+from cwfed.errors import ConfigError, RunError
 from cwfed.events import Event, Note, PhaseResult, Round
 from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
@@ -113,6 +113,11 @@ class PersonalisedStrategy(Strategy):
         """Run the federation: recorded in its run folder, and from where it was if it was broken off."""
         from cwfed.flower.server import run_federation
 
+        if initial_arrays or num_rounds not in (0, self.config.train.rounds) or timeout or any(unused.values()):
+            raise ConfigError(
+                "the plan says how the federation runs, not the arguments of start: the rounds are train.rounds, "
+                "the timeout is federation.timeout, and initial models come from run.seed"
+            )
         return run_federation(self, grid, out)
 
     def resume(self, progress: Progress) -> None:
