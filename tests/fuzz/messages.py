@@ -141,7 +141,11 @@ def hellos(world: World, lies: dict[str, Any]) -> None:
     assert "was left out" in said or "joined" in said
 
 
-@target(st.dictionaries(NAMES, TEXTS, max_size=4))
+@target(
+    st.dictionaries(
+        st.sampled_from(["trained-right", "trained-loss", "trained-validation", "samples"]) | NAMES, TEXTS
+    )
+)
 def measurements(world: World, values: dict[str, Any]) -> None:
     """Metrics of an evaluation."""
     here = office(world)
