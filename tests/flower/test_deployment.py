@@ -46,7 +46,7 @@ def misbehave(message, context, call_next):
         (Path(context.node_config["state"]) / "is-training").touch()
         time.sleep(300)
     if deed == "slow":
-        time.sleep(28)
+        time.sleep(52)
     reply = call_next(message, context)
     if deed in CHANGES:
         model = dict(reply.content["model"])
@@ -94,7 +94,7 @@ def notes(federation: LocalFederation) -> list[str]:
     return [event.message for event in events(federation) if isinstance(event, Note)]
 
 
-def until(what, seconds: float = 240.0, federation: LocalFederation | None = None):
+def until(what, seconds: float = 420.0, federation: LocalFederation | None = None):
     """Wait for something to be true."""
     end = time.monotonic() + seconds
     while not (found := what()):
@@ -125,7 +125,7 @@ def test_nodes_that_die_lie_are_slow_or_come_late_do_not_stop_a_federation(tmp_p
             "train.rounds=8",
             "run.evaluate_every=8",
             client=CLIENT,
-            timeout=25.0,
+            timeout=45.0,
         )
     )
     # the data are dealt out to six, the rounds begin with five
