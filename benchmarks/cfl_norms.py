@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from cwfed.algorithms import CFL
+from cwfed.algorithms.cfl import CFL
 from cwfed.compare import with_algorithm
 from cwfed.config import with_settings
 from cwfed.reproduce.spec import Row, Setup
@@ -34,7 +34,7 @@ def main(setting: str = "cifar10-pathological", scale: str = "small", rounds: st
     simulation = Simulation(
         with_settings(with_algorithm(setup.config, entry, 0), settings), os.environ.get("CWFED_DATA")
     )
-    simulation.algorithm = Watched()
+    simulation.algorithm = Watched(warm_up=0)
     for _ in simulation.rounds(simulation.start()):
         pass
     simulation.close()

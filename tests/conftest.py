@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ def real_data() -> str:
 def pytest_sessionstart(session):
     """Before anything computes: where bf16 needs torch's CPU library restrained, its first use settles it."""
     precision.bf16_speed()
+    # who ends the suite ends what its tests have started, too
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
 
 
 def small(*settings: str) -> Config:

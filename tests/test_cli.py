@@ -6,24 +6,27 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 
+import numpy as np
 import pytest
+import typer
 from rich.console import Console
+from sklearn.datasets import load_digits
 
 from cwfed import console
+from cwfed.cli import app
 from cwfed.events import PhaseResult, Round, Started
+from cwfed.report import tables
+from tests import processes
+from tests.conftest import ROOT
 
-SMALL = ["--set=model.name=mlp", "--set=data.clients=4", "--set=train.rounds=2", "--set=train.lr=0.05"]
+SMALL = ["--set=model.name=mlp", "--set=data.clients=5", "--set=train.rounds=2", "--set=train.lr=0.05"]
 
 
 def cwfed(*arguments, cwd, code=0, env=None):
     command = [sys.executable, "-m", "cwfed", *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=240
-    )
+    done = processes.run(command, cwd=cwd, env={**os.environ, **(env or {})})
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -52,25 +55,11 @@ def test_run_json_and_config_file(tmp_path):
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_leave_a_resumable_run(tmp_path, sent):
-    command = [
-        sys.executable,
-        "-m",
-        "cwfed",
-        "run",
-        "--set=model.name=mlp",
-        "--set=train.rounds=100000",
-        "--out",
-        "r",
-    ]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    events = tmp_path / "r" / "events.jsonl"
-    deadline = time.monotonic() + 60
-    while not (events.exists() and events.read_text().count("\n") > 5):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(sent)
-    _, errors = process.communicate(timeout=60)
+    settings = ["--set=model.name=mlp", "--set=train.rounds=100000", "--set=run.engine=loop"]  # loop compiles nothing
+    with processes.running([sys.executable, "-m", "cwfed", "run", *settings, "--out", "r"], cwd=tmp_path) as process:
+        processes.until_lines(tmp_path / "r" / "events.jsonl", 6, process)
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=processes.LIMIT)
     assert process.returncode == 130
     assert "interrupted" in errors
     assert "--resume" in errors
@@ -93,9 +82,70 @@ def test_compare_makes_one_table_and_a_page_and_reuses_finished_runs(tmp_path):
     assert (tmp_path / "cmp" / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns == stamp
 
 
+def pfllib_folder(folder, clients=5):
+    """PFLlib's layout: the digits 2c and 2c + 1 are client c's."""
+    inputs, labels = load_digits(return_X_y=True)
+    for client in range(clients):
+        own = np.flatnonzero(labels // 2 == client)
+        for part, chosen in (("train", own[::2]), ("test", own[1::2])):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            data = {"x": inputs[chosen].astype(np.float32), "y": labels[chosen]}
+            np.savez(folder / part / f"{client}.npz", data=np.array(data, dtype=object))
+    (folder / "config.json").write_text(json.dumps({"num_clients": clients, "num_classes": 10}))
+
+
+def test_compare_says_what_was_run_and_cuts_no_number(tmp_path):
+    """Data that come split: the partition and the number of clients in the config are not theirs."""
+    pfllib_folder(tmp_path / "mine")
+    settings = ["--set=data.name=pfllib", "--set=data.path=mine", "--set=model.name=mlp", "--set=train.rounds=2"]
+    compare = ("compare", *settings, "-a", "fedavg,cwfedavg:wdr=0", "--seeds", "0,1", "--out", "cmp")
+    narrow = cwfed(*compare, cwd=tmp_path, env={"COLUMNS": "60"}).stdout
+    assert "mine, split as in the folder, 5 clients, mlp" in " ".join(narrow.split())
+    rows = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    for row in rows:
+        assert row["reported"].keys() == {"phase", "picking", "mean", "std"}  # nothing of one seed beside the mean
+        for text in tables.cells(row)[1:]:
+            assert text.replace(" ± ", "±") in narrow
+    assert "…" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "mine, split as in the folder, 5 clients, mlp" in (tmp_path / "cmp" / "report.html").read_text()
+
+
+def test_what_nobody_holds_stands_under_every_table(tmp_path):
+    few = ["--set=model.name=mlp", "--set=data.clients=3", "--set=train.rounds=1"]
+    said = "classes 6, 7, 8, 9 are held by nobody"
+    done = cwfed("run", *few, "--out", "r", cwd=tmp_path)
+    assert said in done.stdout
+    assert done.stderr.count(said) == 1
+    done = cwfed("compare", *few, "--seeds", "0,1", "--out", "cmp", cwd=tmp_path)
+    assert done.stdout.count(said) == 1
+    assert done.stderr.count(said) == 1  # not once a run
+    for name in ("comparison.md", "comparison.json", "report.html"):
+        assert said in (tmp_path / "cmp" / name).read_text()
+    cwfed("figures", "r", "--out", "f", "--formats", "svg", cwd=tmp_path)
+    for ending in ("md", "tex"):
+        assert said in (tmp_path / "f" / f"table.{ending}").read_text()
+
+
+def test_data_of_many_classes_are_shown_in_any_width(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\ndef data():\n    y = np.arange(3000) % 100\n    return np.ones((3000, 2)), y\n"
+    )
+    show = ("data", "show", "--set=data.name=mine:data", "--set=data.classes_per_client=10")
+    found = json.loads(cwfed(*show, "--json", cwd=tmp_path).stdout)
+    shown = cwfed(*show, cwd=tmp_path, env={"COLUMNS": "60"}).stdout
+    first = found["histogram"][0]
+    top = max(range(100), key=lambda k: first[k])
+    assert f"│ 0      │ {sum(first):>7} │      10 │ {top} {first[top]}," in shown
+    assert "A class is held by 2 to 2 clients" in shown
+    wide = cwfed("data", "show", "--set=data.clients=5", cwd=tmp_path, env={"COLUMNS": "30"}).stdout
+    assert wide.count(" client ") > 1  # several tables
+    assert " 178 " in wide
+
+
 def test_data_show_prints_and_draws(tmp_path):
     done = cwfed("data", "show", "--set=data.clients=3", "--out", "who.png", cwd=tmp_path)
-    assert "Held by nobody: 6, 7, 8, 9" in done.stdout
+    assert "note: classes 6, 7, 8, 9 are held by nobody: 714 of 1,797 samples are not used" in done.stdout
     assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
     found = json.loads(cwfed("data", "show", "--json", cwd=tmp_path).stdout)
     assert sum(map(sum, found["histogram"])) == 1797
@@ -171,7 +221,7 @@ def test_bad_input_gets_one_sentence(tmp_path, arguments, says):
 
 def test_help_does_not_wait_for_torch(tmp_path):
     code = "import sys, cwfed.cli; assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    processes.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     assert "compare" in cwfed("--help", cwd=tmp_path).stdout
 
 
@@ -179,7 +229,7 @@ def test_help_explains_arguments_too(tmp_path):
     assert "`list` shows them" in cwfed("reproduce", "--help", cwd=tmp_path, env={"COLUMNS": "200"}).stdout
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_progress_keeps_its_numbers_on_a_narrow_terminal(tmp_path, monkeypatch, width):
     terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
     monkeypatch.setattr(console, "err", terminal)
@@ -195,7 +245,19 @@ def test_progress_keeps_its_numbers_on_a_narrow_terminal(tmp_path, monkeypatch, 
     assert "1/63" in last
     assert "1000/1000" in last
     assert "12.3%" in last
-    assert name[:20] in last
+    assert name[: 10 if width < 80 else 20] in last
+
+
+def test_git_ignores_every_default_output_folder():
+    ignored = (ROOT / ".gitignore").read_text().split()
+    commands, defaults = [typer.main.get_command(app)], set()
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        defaults |= {p.default for p in command.params if "--out" in p.opts and p.default is not None}
+    assert {"runs/compare", "demo", "reproduced", "report.html"} <= {str(path) for path in defaults}
+    for path in defaults:
+        assert {f"/{path}", f"/{path.parts[0]}/"} & set(ignored), path
 
 
 def test_own_algorithm_model_and_data_from_the_working_directory(tmp_path):

@@ -95,3 +95,9 @@ def test_bad_files(tmp_path, content):
         load(path, ["algorithm.name=fedavg"])
     with pytest.raises(ConfigError, match="does not exist"):
         load(tmp_path / "nothing.toml")
+
+
+def test_one_setting_need_not_be_a_list():
+    assert configs.load(settings="train.rounds=3") == configs.load(settings=["train.rounds=3"])
+    with pytest.raises(ConfigError, match=r"is a text, not \['train\.rounds=3'\]: settings="):
+        configs.load(["train.rounds=3"])

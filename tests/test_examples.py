@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from cwfed import config as configs
+from tests import processes
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -18,8 +18,7 @@ EXAMPLES = ROOT / "examples"
 def test_example(path, tmp_path):
     for other in EXAMPLES.glob("*.py"):
         (tmp_path / other.name).write_text(other.read_text())
-    done = subprocess.run([sys.executable, path.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    done = processes.run([sys.executable, path.name], cwd=tmp_path, check=True)
     assert max(float(p) for p in re.findall(r"([\d.]+)%", done.stdout)) > 60
 
 

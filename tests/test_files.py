@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +26,6 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def run(whole, tmp_path):
-    import shutil
-
     return shutil.copytree(whole, tmp_path / "run")
 
 
@@ -119,10 +119,10 @@ def test_a_damaged_model_is_not_loaded(run):
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(RunError, match="checksum"):
-        cwfed.load_model(run, 1)
+        cwfed.load_model(run, 1, pick="last")
     change(run / "models" / "index.json", "client-00002", "client-00003")
     with pytest.raises(RunError, match="checksum"):
-        cwfed.load_model(run, 2)
+        cwfed.load_model(run, 2, pick="last")
 
 
 def test_a_damaged_summary_says_how_it_is_made_again(run):
@@ -166,3 +166,72 @@ def test_a_run_that_names_code_is_loaded_only_on_trust(tmp_path, monkeypatch):
         cwfed.load_model("run", 0)
     assert cwfed.load_model("run", 0, trust=True).predict is not None
     session.run(small("algorithm.name=theirs:Theirs", "train.rounds=4"), tmp_path / "run", resume=True)
+
+
+def saved(folder: RunFolder, value: float) -> None:
+    model = {"w": torch.full((3,), value)}
+    folder.save_models(iter([(0, model)]), {"last": 2, "validated": 1}, iter([(0, model)]))
+
+
+def test_a_kill_while_models_are_replaced_loses_none(tmp_path, monkeypatch):
+    """At each step on the disk: afterwards the old models are there or the new ones, whole, and saving again works."""
+    folder = RunFolder(tmp_path)
+
+    class Killed(BaseException):
+        pass
+
+    def kill_at(step):
+        """Every call that changes or secures a folder is a step; at this one, and ever after, the process is gone."""
+        count = 0
+
+        def counted(function):
+            def call(*given, **named):
+                nonlocal count
+                count += 1
+                if count > step:
+                    raise Killed
+                return function(*given, **named)
+
+            return call
+
+        return counted
+
+    finished, step = False, 0
+    while not finished:
+        saved(folder, 1.0)
+        with monkeypatch.context() as patch:
+            counted = kill_at(step)
+            patch.setattr(Path, "rename", counted(Path.rename))
+            patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
+            patch.setattr(os, "fsync", counted(os.fsync))
+            try:
+                saved(folder, 2.0)
+                finished = True
+            except Killed:
+                pass
+        for place in (folder.models, folder.models / "validated"):
+            index = folder.read_json(str((place / "index.json").relative_to(tmp_path)))
+            values = checkpoint.read_tensors(place / index["0"])[0]["w"].tolist()
+            assert values in ([1.0] * 3, [2.0] * 3), step
+        step += 1
+    assert step > 8  # rmtree, five files and two folders, two renames, the folder around it, rmtree
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["models"]
+
+
+def test_models_are_on_disk_before_they_have_their_name(tmp_path, monkeypatch):
+    secured, was = set(), os.fsync
+
+    def fsync(handle):
+        secured.add(os.fstat(handle).st_ino)
+        was(handle)
+
+    renamed = Path.rename
+
+    def rename(path, target):
+        assert {p.stat().st_ino for p in [path, *path.rglob("*")]} <= secured
+        return renamed(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    saved(RunFolder(tmp_path), 1.0)
+    assert tmp_path.stat().st_ino in secured

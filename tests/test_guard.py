@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cwfed import session
+from cwfed.algorithms.fedavg import FedAvg, Local
 from cwfed.console import print_summary
 from cwfed.errors import ConfigError, RunError
 from cwfed.events import Round
 from cwfed.folder import RunFolder
-from cwfed.guard import Guard, bounded, form_of
+from cwfed.guard import Guard, bounded, form_of, misfit
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
 from cwfed.types import Form
+from tests.algorithms.helpers import task
 from tests.conftest import finish, leaves, small
 
 GOOD = {"w": torch.ones(2, 3), "b": torch.zeros(())}
@@ -52,6 +54,39 @@ def test_an_honest_upload_is_fine():
 )
 def test_what_is_refused_and_why(model, beside, samples, says):
     assert re.search(says, GUARD.problem(model, beside, samples))
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "fine"),
+    [
+        (Form(torch.float32, (), 0), -1.0, False),  # bounded on one side only
+        (Form(torch.float32, (), 0), 1e9, True),
+        (Form(torch.float32, (), high=3), 4.0, False),
+        (Form(torch.float32, (), high=3), 3.0, True),
+        (Form(torch.float32, (), 2, 2), 2.0, True),
+    ],
+)
+def test_bounds_of_what_comes_beside(form, value, fine):
+    assert (misfit({"x": torch.tensor(value)}, {"x": form}, "it") == "") == fine
+
+
+def test_an_empty_tensor_has_nothing_out_of_bounds():
+    assert misfit({"x": torch.zeros(0)}, {"x": Form(torch.float32, (0,), 0, 1)}, "it") == ""
+
+
+def test_a_round_of_nobody_has_no_problem():
+    assert GUARD.problems({"w": torch.zeros(0, 2, 3), "b": torch.zeros(0)}, [], []) == {}
+
+
+def test_methods_that_upload_no_model_are_judged_by_what_comes_beside():
+    assert Guard({}, GUARD.beside).problems({}, [BESIDE, {}], [1, 1]) == {
+        1: "what comes beside the model lacks counts"
+    }
+
+
+def test_a_guard_knows_what_its_algorithm_uploads():
+    assert Guard.of(FedAvg(), GOOD, task(3)) == Guard(form_of(GOOD), {}, 10**9)
+    assert Guard.of(Local(), GOOD, task(3), 5) == Guard({}, {}, 5)
 
 
 def test_large_finite_numbers_are_not_mistaken_for_infinity():
@@ -167,6 +202,13 @@ def test_long_updates_are_scaled_back_to_the_median_by_hand():
     assert stack["a"].tolist() == [4.0, 1.0, 3.0]
     same, nobody = bounded(stack, lambda row: {"a": torch.tensor(1.0), "b": torch.tensor([1.0])}, 2.5)
     assert (same is stack, nobody) == (True, [])
+
+
+def test_counters_have_no_length_and_are_not_scaled():
+    # updates 1, 1, 10: the third is scaled back to 2; its counter of batches is not a number to scale
+    stack = {"w": torch.tensor([[1.0], [1.0], [10.0]]), "batches": torch.tensor([5, 5, 10**6])}
+    scaled, longer = bounded(stack, lambda row: {"w": torch.tensor([0.0]), "batches": torch.tensor(0)}, 2.0)
+    assert (longer, scaled["w"].tolist(), scaled["batches"].tolist()) == ([2], [[1.0], [1.0], [2.0]], [5, 5, 10**6])
 
 
 @settings(max_examples=60, deadline=None)

@@ -22,6 +22,18 @@ def test_proximal_pulls_towards_the_anchor():
     assert gradient.tolist() == [2.0, 4.0]  # 2 (w - anchor)
 
 
+def test_wdr_has_the_type_of_the_weights():
+    """A float64 distribution must not make a float32 training step a float64 one."""
+    assert losses.wdr(torch.ones(2, 2), torch.tensor([0.5, 0.5], dtype=torch.float64)).dtype == torch.float32
+
+
+def test_variance_of_small_batches():
+    assert losses.variance(torch.tensor([[0.9, 0.1]])).item() == 0  # one sample has no spread
+    # two samples: column std sqrt(0.02) each, 1/sqrt(2) - sqrt(0.02)
+    value = losses.variance(torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    assert math.isclose(value.item(), math.sqrt(0.5) - math.sqrt(0.02), rel_tol=1e-5)
+
+
 def test_wdr_by_hand():
     # row norms 5 and 15 -> p~ = (1/4, 3/4); p = (1, 0): the distance is sqrt(2) * 3/4
     weight = torch.tensor([[3.0, 4.0], [9.0, 12.0]])

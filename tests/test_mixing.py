@@ -107,6 +107,26 @@ def test_norm_distribution_by_hand():
     assert mixing.norm_distribution(weight).tolist() == [0.25, 0.0, 0.75]
 
 
+def test_norm_distribution_of_a_whole_stack():
+    # norms 5, 15 and 2, 2 and 0, 0: each model for itself
+    stack = torch.tensor([[[3.0, 4.0], [9.0, 12.0]], [[2.0, 0.0], [0.0, -2.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    assert mixing.norm_distribution(stack).tolist() == [[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]]
+
+
+def test_gram_and_squared_distances_by_hand():
+    # models (1, 2 | 3), (0, 1 | -1), (1, 2 | 3): inner products 14, 0 + 2 - 3 = -1, 2; distances 1 + 1 + 16 = 18
+    stack = {"a": torch.tensor([[[1.0], [2.0]], [[0.0], [1.0]], [[1.0], [2.0]]]), "b": torch.tensor([3.0, -1.0, 3.0])}
+    assert mixing.gram(stack).tolist() == [[14, -1, 14], [-1, 2, -1], [14, -1, 14]]
+    assert mixing.gram(stack).dtype == torch.float64
+    expected = torch.tensor([[0, 18, 0], [18, 0, 18], [0, 18, 0]], dtype=torch.float64)
+    torch.testing.assert_close(mixing.squared_distances(stack), expected)
+
+
+def test_squared_distances_are_never_negative():
+    stack = {"w": 1e4 + torch.rand(1, 5000, generator=torch.Generator().manual_seed(0)).repeat(9, 1) * 1e-3}
+    assert (mixing.squared_distances(stack) >= 0).all()
+
+
 def test_an_output_layer_of_zeros_says_nothing():
     weight = torch.zeros(4, 3, requires_grad=True)
     p = mixing.norm_distribution(weight)
@@ -139,6 +159,17 @@ def test_unmix_is_not_taken_in_by_what_is_merely_near():
     assert is_mixture.tolist() == [True]
     torch.testing.assert_close(shares, torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64), atol=1e-3, rtol=0)
     assert mixing.unmix(true, start.expand(3, -1))[1].tolist() == [False]  # equal parts say nothing
+
+
+def test_unmix_of_one_part():
+    """Nothing lies apart from a single part: only the length of what is left over says whether it is a mixture."""
+    part = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    shares, is_mixture = mixing.unmix(torch.cat([2 * part, part + 1e-6, part.flip(1)]), part)
+    torch.testing.assert_close(shares[0], torch.tensor([2.0], dtype=torch.float64))
+    assert is_mixture.tolist() == [True, True, False]
+    assert mixing.unmix(part + torch.tensor([4e-3, -3e-3]), part)[1].tolist() == [
+        False
+    ]  # 1e-3 of its length is left over
 
 
 def test_unmix_has_no_answer_where_many_would_do():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from safetensors.torch import load_file, save_file
 import cwfed
 from cwfed.data.sources import digits
 from cwfed.errors import DataError, RunError
+from cwfed.experiment import deal
 from cwfed.folder import RunFolder
 from cwfed.simulation import Simulation
 from tests.conftest import small
+from tests.test_session import interrupt_after
 
 
 def test_a_personal_model_loads_in_two_lines_and_predicts_as_in_the_run(tmp_path):
@@ -23,10 +26,51 @@ def test_a_personal_model_loads_in_two_lines_and_predicts_as_in_the_run(tmp_path
     data = simulation.federation.data
     simulation.close()
     accuracy = (model.predict(data.inputs[test]) == data.labels[test]).mean()
-    last = cwfed.load_model(tmp_path / "run", client=3).probabilities(data.inputs[test])
-    np.testing.assert_allclose(last.sum(1), 1, rtol=1e-5)
-    last_round = RunFolder(tmp_path / "run").events()[-1]
-    assert accuracy == last_round.received.right[3] / len(test)
+    np.testing.assert_allclose(model.probabilities(data.inputs[test]).sum(1), 1, rtol=1e-5)
+    rounds = {event.round: event for event in RunFolder(tmp_path / "run").events() if event.kind == "round"}
+    assert accuracy == rounds[model.round].received.right[3] / len(test)
+
+
+@pytest.mark.parametrize("algorithm", ["cwfedavg", "fedavg-ft", "local"])
+def test_the_model_of_the_round_that_validation_picked_is_loaded(tmp_path, algorithm):
+    """As good as the summary says that round was, in either phase; the last round's is there too."""
+    config = small("train.rounds=8", "train.lr=0.3", f"algorithm.name={algorithm}")
+    summary = cwfed.run(config, tmp_path / "run")
+    phase = summary["reported"]["phase"]
+    assert summary["picked_rounds"][phase]["validated"] < 8
+    federation = deal(config)
+    for pick in ("validated", "last"):
+        right = total = 0
+        for client, shard in federation.shards.items():
+            model = cwfed.load_model(tmp_path / "run", client, pick=pick)
+            assert (model.pick, model.round) == (pick, summary["picked_rounds"][phase][pick])
+            right += (model.predict(federation.data.inputs[shard.test]) == federation.data.labels[shard.test]).sum()
+            total += len(shard.test)
+        assert right / total == summary["accuracy"][phase][pick]
+    default = cwfed.load_model(tmp_path / "run", 0)
+    assert default.pick == "validated"
+    assert "picked by validation" in repr(default)
+    newcomer, at_the_end = (cwfed.load_model(tmp_path / "run", pick=pick) for pick in (None, "last"))
+    assert (newcomer.round, at_the_end.round) == (summary["picked_rounds"][phase]["validated"], 8)
+
+
+def test_without_validation_the_last_models_are_loaded(tmp_path):
+    cwfed.run(small("data.validation=0"), tmp_path / "run")
+    model = cwfed.load_model(tmp_path / "run", 0)
+    assert (model.pick, model.round) == ("last", 3)
+    for client in (0, None):
+        with pytest.raises(RunError, match="validation picked"):
+            cwfed.load_model(tmp_path / "run", client, pick="validated")
+    with pytest.raises(RunError, match='"validated" or "last"'):
+        cwfed.load_model(tmp_path / "run", 0, pick="best")
+
+
+def test_models_of_earlier_versions_are_the_last(tmp_path):
+    cwfed.run(small("train.rounds=8", "train.lr=0.3"), tmp_path / "run")
+    (tmp_path / "run" / "models" / "rounds.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "models" / "validated")
+    model = cwfed.load_model(tmp_path / "run", 0)
+    assert (model.pick, model.round) == ("last", 8)
 
 
 def test_newcomers_get_models_from_the_run_folder(tmp_path):
@@ -63,6 +107,13 @@ def test_text_models_take_texts(tmp_path):
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(RunError, match="holds no run"):
         cwfed.load_model(tmp_path, client=0)
+    with pytest.raises(KeyboardInterrupt):
+        cwfed.run(small(), tmp_path / "begun", on_event=interrupt_after(1))
+    with pytest.raises(RunError, match="is not finished, and models are saved at the end"):
+        cwfed.load_model(tmp_path / "begun", client=0)
+    cwfed.run(small("run.save_models=none"), tmp_path / "none")
+    with pytest.raises(RunError, match=r'run\.save_models = "none"\): cwfed run --resume --set run\.save_models=all'):
+        cwfed.load_model(tmp_path / "none", client=0)
     cwfed.run(small(), tmp_path / "run")
     with pytest.raises(RunError, match="no model of client 99: its clients are 0 to 5"):
         cwfed.load_model(tmp_path / "run", client=99)
@@ -73,7 +124,7 @@ def test_what_cannot_be_loaded(tmp_path):
     path = tmp_path / "run" / "models" / "client-00002.safetensors"
     save_file({n: w for n, w in load_file(path).items() if n != "output.weight"}, path)
     with pytest.raises(RunError, match=r"output\.weight differs"):
-        cwfed.load_model(tmp_path / "run", client=2)
+        cwfed.load_model(tmp_path / "run", client=2, pick="last")
     (tmp_path / "run" / "models" / "client-00001.safetensors").write_bytes(b"nonsense")
     with pytest.raises(RunError, match="damaged"):
-        cwfed.load_model(tmp_path / "run", client=1)
+        cwfed.load_model(tmp_path / "run", client=1, pick="last")

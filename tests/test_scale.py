@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
+import json
 import sys
 
 import pytest
+
+from tests import processes
+from tests.conftest import ROOT
 
 RESNET_1000 = """
 import resource, torch
@@ -31,5 +34,42 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 @pytest.mark.slow
 def test_a_thousand_classes_of_resnet18_aggregate_within_4_gib():
     """The class models alone would take 1,000 x 47 MB."""
-    done = subprocess.run([sys.executable, "-c", RESNET_1000], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 4 * 2**30
+    assert int(processes.run([sys.executable, "-c", RESNET_1000], check=True).stdout) < 4 * 2**30
+
+
+MANY_CLIENTS = """
+import json, sys, numpy as np, torch
+from cwfed import data, memory
+from cwfed.data import Dataset
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
+from cwfed.types import nbytes
+from tests.conftest import finish, leaves, small
+
+clients, rng = int(sys.argv[1]), np.random.default_rng(0)
+inputs, labels = rng.normal(size=(8 * clients, 200)).astype(np.float32), rng.integers(10, size=8 * clients)
+data.load = lambda *_: Dataset("many", inputs, labels, tuple("0123456789"))
+simulation = Simulation(
+    small(f"data.clients={clients}", "data.partition=iid", "train.participation=100", "train.batch_size=5",
+          "model.options.hidden=1000", "run.evaluate_clients=20", "algorithm.layers=all")
+)
+memory.forget_peak()  # of this run, not of what made its data
+model, before = nbytes(simulation.fresh(0)), memory.peak()
+progress, events = finish(simulation)
+assert [len(e.participants) for e in events] == [100] * 3
+kept = sum(len(leaf[1]) for leaf in leaves(to_tree(progress)).values() if isinstance(leaf, tuple))
+print(json.dumps({"model": model, "kept": kept, "grown": memory.peak() - before}))
+"""
+
+
+def test_ten_thousand_clients_cost_k_numbers_each():
+    """The server keeps K = 10 class models and p~, 10 numbers of 8 bytes a client; all clients' models would be 8 GB."""
+    few, many = (
+        json.loads(processes.run([sys.executable, "-c", MANY_CLIENTS, clients], cwd=ROOT, check=True).stdout)
+        for clients in ("1000", "10000")
+    )
+    model = many["model"]
+    assert many["kept"] - few["kept"] == 9_000 * 10 * 8
+    assert many["kept"] < 11 * model + 10_000 * 10 * 8 + 10_000
+    assert many["grown"] < 400 * model  # two stacks of 100 participants and what is in work
+    assert many["grown"] < few["grown"] + 100 * model

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+import cwfed
 from cwfed import config as configs
 from cwfed import events, files, session
 from cwfed.errors import ConfigError, RunError
 from cwfed.events import Note, Round
-from cwfed.folder import RunFolder
-from tests.conftest import small
+from cwfed.folder import RunFolder, experiment
+from cwfed.report.runs import read_run
+from tests import processes
+from tests.conftest import ROOT, small
 
 
 def final_bits(path):
@@ -30,7 +30,8 @@ def final_bits(path):
     events = [vars(e) | {"seconds": None} for e in RunFolder(path).events() if isinstance(e, Round)]
     for event in events[:-1]:
         event["portrait"] = None  # a run that was given more rounds keeps that of its former last round
-    models = {p.name: p.read_bytes() for p in sorted((path / "models").iterdir())}
+    found = sorted(p for p in (path / "models").rglob("*") if p.is_file())
+    models = {str(p.relative_to(path)): p.read_bytes() for p in found}
     return summary, events, models
 
 
@@ -71,26 +72,19 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_pat
     session.run(configs.load(None, settings), tmp_path / "whole")
 
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "cwfed", "run", "--out", str(out), "--resume", *(f"--set={s}" for s in settings)]
+    command = ["run", "--out", str(out), "--resume", *(f"--set={s}" for s in settings)]
     moments = random.Random(algorithm)
     for kill in range(5):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        wait_for_lines(out / "events.jsonl", 10 * kill + moments.randrange(2, 10), process)
-        time.sleep(moments.random() * 0.02)  # anywhere in a round, in an event, in a checkpoint
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        lines, seconds = 10 * kill + moments.randrange(2, 10), moments.random() * 0.02
+        dying = (
+            f"from pathlib import Path; from tests.processes import die_after_lines; from cwfed.cli import main;"
+            f"die_after_lines(Path({str(out / 'events.jsonl')!r}), {lines}, {seconds}); main()"
+        )  # anywhere in a round, in an event, in a checkpoint
+        done = processes.run([sys.executable, "-c", dying, *command], cwd=ROOT)
+        assert done.returncode == -signal.SIGKILL, done.stderr
         assert not (out / "summary.json").exists()
-    subprocess.run(command, check=True, capture_output=True)
+    processes.run([sys.executable, "-m", "cwfed", *command], check=True)
     assert final_bits(out) == final_bits(tmp_path / "whole")
-
-
-def wait_for_lines(path, count, process):
-    deadline = time.monotonic() + 60
-    while not (path.exists() and path.read_bytes().count(b"\n") >= count):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def interrupt_after(rounds):
@@ -135,6 +129,63 @@ def test_more_rounds_go_on_from_a_finished_run(tmp_path):
     assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
 
 
+def test_more_rounds_that_are_broken_off_leave_the_result_as_it_was(tmp_path):
+    """With newcomers, whose event comes after the last checkpoint."""
+
+    def config(rounds):
+        return small(f"train.rounds={rounds}", "data.newcomers=1")
+
+    def kept():
+        record = read_run(tmp_path / "run")
+        return record.summary, record.rounds, record.config.train.rounds, cwfed.load_model(tmp_path / "run", 0).round
+
+    session.run(config(8), tmp_path / "whole")
+    first = session.run(config(4), tmp_path / "run")
+    before = kept()
+    assert before[0] == first
+    assert before[2] == 4
+    for broken_off_in in (5, 6):
+        with pytest.raises(KeyboardInterrupt):
+            session.run(config(8), tmp_path / "run", resume=True, on_event=interrupt_after(broken_off_in))
+        assert kept() == before
+        assert session.run(config(4), tmp_path / "run", resume=True) == first  # back to what there was
+    summary = session.run(None, tmp_path / "run", resume=True)  # and on to what was begun
+    assert summary["rounds"] == 8
+    assert [e.kind for e in RunFolder(tmp_path / "run").events()] == ["started", *["round"] * 8, "newcomers"]
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+    assert read_run(tmp_path / "run").config.train.rounds == 8
+
+
+def test_a_result_is_not_given_up_for_more_rounds_without_being_asked(tmp_path):
+    """Its last checkpoint is damaged: going on would do some of its rounds again."""
+    session.run(small("train.rounds=5"), tmp_path / "whole")
+    session.run(small("run.checkpoint_seconds=0"), tmp_path / "run")
+    newest = RunFolder(tmp_path / "run").checkpoints.path(3)
+    newest.write_bytes(newest.read_bytes()[:-20])
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(RunError, match=r"no checkpoint of round 3.*summary\.json.*goes on from round 2"):
+        session.run(small("train.rounds=5"), tmp_path / "run", resume=True)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    (tmp_path / "run" / "summary.json").unlink()
+    session.run(small("train.rounds=5"), tmp_path / "run", resume=True)
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("algorithm", ["cwfedavg", "fedavg-ft"])
+def test_the_models_that_validation_picked_survive_a_break(tmp_path, algorithm):
+    """Picked before the break, in a round whose checkpoint is long gone; one that keeps models and one that does not."""
+    config = small("train.rounds=8", "train.lr=1.0", f"algorithm.name={algorithm}", "run.checkpoint_seconds=0")
+    summary = session.run(config, tmp_path / "whole")
+    picked = summary["picked_rounds"][summary["reported"]["phase"]]["validated"]
+    assert picked < 6
+    for stop in (6, 7):
+        with pytest.raises(KeyboardInterrupt):
+            session.run(config, tmp_path / "run", resume=stop > 6, on_event=interrupt_after(stop))
+    session.run(None, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "models" / "validated" / "index.json").exists()
+    assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
 def test_a_finished_run_is_only_read(tmp_path):
     first = session.run(small(), tmp_path / "run")
     before = (tmp_path / "run" / "summary.json").stat().st_mtime_ns
@@ -149,6 +200,17 @@ def test_resuming_on_another_kind_of_cpu_is_noted(tmp_path, monkeypatch):
     monkeypatch.setattr("cwfed.manifest.instruction_set", lambda: "x86_64 OTHER")
     summary = session.run(config, tmp_path / "run", resume=True)
     assert "another kind of CPU" in summary["notes"][0]
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy"])
+def test_resuming_with_another_version_is_noted(tmp_path, package):
+    with pytest.raises(KeyboardInterrupt):
+        session.run(small(), tmp_path / "run", on_event=interrupt_after(2))
+    manifest = RunFolder(tmp_path / "run").read_json("manifest.json")
+    manifest["versions"][package] = "0.9"
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(files.seal_table(manifest)))
+    summary = session.run(small(), tmp_path / "run", resume=True)
+    assert f"resumed with another {package} (0.9, now " in summary["notes"][0]
 
 
 def test_engine_and_workers_may_change_on_resume(tmp_path):
@@ -211,6 +273,15 @@ def test_settings_that_turn_out_wrong_leave_the_folder_free(tmp_path):
     with pytest.raises(ConfigError, match="did you mean"):
         session.run(small("algorithm.layers=outptu"), tmp_path / "run")
     session.run(small("algorithm.layers=output"), tmp_path / "run")
+
+
+def test_a_config_may_be_nested_dicts():
+    table = {"model": {"name": "mlp"}, "data": {"clients": 4}, "train": {"rounds": 1}}
+    assert session.run(table)["clients"] == 4
+    with pytest.raises(ConfigError, match=r"unknown setting train\.round"):
+        session.run({"train": {"round": 1}})
+    with pytest.raises(ConfigError, match=r"nested dicts, not 'some\.toml': cwfed\.load_config"):
+        session.run("some.toml")
 
 
 def test_resuming_where_there_is_no_run(tmp_path):
@@ -307,20 +378,29 @@ def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, mo
     summary = session.run(small(), tmp_path / "run")
     assert "were not written" in summary["notes"][0]
     assert not (tmp_path / "run" / "models").exists()
-    session.run(small("run.save_models=all"), tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match=r'larger than run\.save_models = "auto".*--set run\.save_models=all'):
+        cwfed.load_model(tmp_path / "run", 0)
+    summary = session.run(small("run.save_models=all"), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "models" / "index.json").exists()
+    assert not [note for note in summary["notes"] if "were not written" in note]
+
+
+def test_models_that_were_not_kept_when_validation_picked_them_are_named(tmp_path):
+    settings = ["train.rounds=8", "train.lr=0.3"]
+    summary = session.run(small(*settings, "run.save_models=none"), tmp_path / "run")
+    picked = summary["picked_rounds"]["received"]["validated"]
+    assert picked < 8
+    summary = session.run(small(*settings, "run.save_models=all"), tmp_path / "run", resume=True)
+    assert f"when round {picked} was made" in summary["notes"][0]
+    assert cwfed.load_model(tmp_path / "run", 0).pick == "last"
+    with pytest.raises(RunError, match='pick = "last"'):
+        cwfed.load_model(tmp_path / "run", 0, pick="validated")
 
 
 def test_settings_that_came_later_do_not_lock_out_older_runs():
-    """A run of a version without some setting has the hash that this version gives to what was done then."""
-    import hashlib
-    import json
-
-    from cwfed import folder
-
-    config = small()
-    before = folder.flat(config.model_dump())
-    later = folder.FREE_TO_CHANGE | {"train.rounds", *folder.ADDED_LATER}
-    before = {k: v for k, v in before.items() if k not in later}
-    assert folder.experiment(config) == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
-    assert folder.experiment(small("train.precision=bf16")) != folder.experiment(config)
+    """The hash is the one that the version before `train.precision`, the first of them, gave this config."""
+    golden = "b2d21ea168fe5cd1e8c9b082e41ca5138dd4ae6068a5f299ad62ed26a25fe899"
+    assert experiment(small()) == golden
+    assert experiment(small("run.engine=loop", "run.workers=1", "train.rounds=9")) == golden
+    for changed in ("train.precision=bf16", "guard.least=2", "algorithm.class_cap=0.5", "run.seed=1", "train.lr=0.1"):
+        assert experiment(small(changed)) != golden

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cwfed.errors import RunError
-from cwfed.events import PhaseResult, Round, Started, from_json, to_json
-from cwfed.summary import summarise
+from cwfed.events import Newcomers, Note, PhaseResult, Round, Spent, Started, from_json, to_json
+from cwfed.summary import aggregate, spread, summarise
 
 
 def result(accuracy, validation, right):
@@ -48,6 +50,72 @@ def test_per_client_figures_of_the_reported_round():
     assert per_client["std"] == pytest.approx(0.15)
 
 
+def test_the_whole_summary_by_hand():
+    events = [
+        STARTED,
+        Note("resumed"),
+        round_(1, result(0.60, None, [6, 24]), refused={"1": "too long", "0": "NaN"}, skipped="too few"),
+        round_(2, result(0.60, None, [6, 24]), skipped="nobody came"),  # nobody was refused: no matter for the guard
+        round_(3, result(0.50, None, [5, 20]), refused={"1": "too long"}, correlation=0.25, loss=0.125),
+        Newcomers([5], 0.1, 0.05),
+        Newcomers([5, 6], 0.5, 0.25),
+    ]
+    assert summarise(events) == {
+        "algorithm": "cwfedavg", "dataset": "digits", "seed": 3, "rounds": 3, "clients": 2, "parameters": 100,
+        "accuracy": {key: {"best": 0.6, "validated": None, "last": 0.5} for key in ("received", "trained")},
+        "picked_rounds": {key: {"best": 1, "validated": None, "last": 3} for key in ("received", "trained")},
+        "reported": {"accuracy": 0.60, "phase": "received", "picking": "best", "round": 1},
+        "per_client": {"mean": 0.6, "std": 0.0, "worst_decile": 0.6, "accuracies": {"0": 0.6, "1": 0.6}},
+        "newcomers": {"clients": [5, 6], "histogram": 0.5, "uniform": 0.25},
+        "correlation": 0.25, "loss": 0.125, "traffic": {"down": 30, "up": 15},
+        "seconds": {"train": 3.0, "evaluate": 1.5, "total": 4.5}, "notes": ["resumed"],
+        "refused": {"1": 2, "0": 1}, "skipped": [1],
+    }  # fmt: skip
+
+
+def test_the_worst_tenth_is_of_the_clients_that_have_test_samples():
+    # clients 0 to 19 have i of 20 right, client 20 has no test sample: of 20, the two worst have 0 and 1/20
+    started = dataclasses.replace(STARTED, evaluated=list(range(21)), test_samples=[20] * 20 + [0])
+    figures = summarise([started, round_(1, result(0.5, None, [*range(20), 0]))])["per_client"]
+    assert figures["worst_decile"] == pytest.approx(0.025)
+    assert figures["mean"] == pytest.approx(9.5 / 20)
+    assert list(figures["accuracies"]) == [str(c) for c in range(20)]
+
+
+def test_a_federation_says_itself_whose_results_these_are():
+    found = PhaseResult(0.5, None, 0.5, [1, 3], clients=[4, 7], samples=[2, 4])
+    assert summarise([STARTED, round_(1, found)])["per_client"]["accuracies"] == {"4": 0.5, "7": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "largest"), [({"0": 1.5, "1": 2.5}, 2.5), ({"0": 1.5, "1": None}, None), ({}, None)]
+)
+def test_the_privacy_that_was_spent_is_that_of_the_worst_client(epsilon, largest):
+    spent = Spent(1e-5, epsilon, 0.25)
+    summary = summarise([STARTED, round_(1, result(0.6, None, [6, 24]), spent=spent)])
+    expected = {"epsilon": largest, "delta": 1e-5, "histogram_epsilon": 0.25, "per_client": epsilon}
+    assert summary["privacy"] == expected
+
+
+def test_seeds_are_aggregated_by_hand():
+    summaries = [
+        summarise([STARTED, round_(1, result(a, v, [6, 24]), result(a / 2, None, [6, 24]))])
+        | {"peak_memory_bytes": m}
+        for a, v, m in ((0.5, 0.25, 10), (0.7, 0.75, None))
+    ]
+    row = aggregate("ours", summaries)
+    std = pytest.approx(0.2 / 2**0.5)  # of two values: their distance / sqrt 2
+    both = {"mean": pytest.approx(0.6), "std": std}
+    assert (row["label"], row["algorithm"]) == ("ours", "cwfedavg")
+    assert row["accuracy"]["received"] == {"best": both, "validated": both, "last": both}
+    assert row["accuracy"]["trained"]["best"]["mean"] == pytest.approx(0.3)
+    assert row["accuracy"]["trained"]["validated"] == {"mean": None, "std": None}
+    assert (row["traffic"], row["seconds"]["mean"]) == ({"mean": 15.0, "std": 0.0}, 1.5)
+    assert row["memory"] == {"mean": None, "std": None}, "not known of one of them"
+    assert spread([3.0]) == {"mean": 3.0, "std": None}
+    assert spread([]) == {"mean": None, "std": None}
+
+
 def test_without_validation_data_there_is_no_validated_picking():
     summary = summarise([STARTED, round_(1, result(0.6, None, [6, 24]))])
     assert summary["accuracy"]["received"] == {"best": 0.6, "validated": None, "last": 0.6}
@@ -56,6 +124,11 @@ def test_without_validation_data_there_is_no_validated_picking():
 def test_rounds_that_were_not_evaluated_are_passed_over():
     summary = summarise([STARTED, round_(1, None, None), round_(2, result(0.6, 0.5, [6, 24]))])
     assert summary["picked_rounds"]["received"]["best"] == 2
+
+
+def test_a_run_that_never_measured_has_no_summary():
+    with pytest.raises(RunError, match="no evaluated round"):
+        summarise([STARTED, round_(1, None, None)])
 
 
 def test_a_run_without_rounds_has_no_summary():

@@ -6,7 +6,6 @@ import json
 import os
 import struct
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from cwfed import session, track
 from cwfed.errors import ConfigError, RunError
 from cwfed.events import Note, PhaseResult, Round, Started
 from cwfed.folder import RunFolder
+from tests import processes
 from tests.conftest import small
 
 
@@ -128,7 +128,7 @@ def recorder(monkeypatch):
 def test_a_client_is_told_everything(tmp_path, recorder):
     made = recorder()
     seen = []
-    config = small("data.newcomers=2", "model.options.hidden=8")
+    config = small("data.clients=20", "data.newcomers=2", "model.options.hidden=8")
     with track.tracking(["good"], tmp_path / "run", config) as tell:
         session.run(config, tmp_path / "run", on_event=lambda e: (seen.append(e), tell(e)))
         tell(Note("by the way"))
@@ -398,12 +398,10 @@ def wandb_records(path):
 def read_wandb(out):
     """Steps, settings and summary of the newest offline run in a folder."""
     *_, path = sorted(out.glob("wandb/offline-run-*/*.wandb"))
-    deadline = time.monotonic() + 20
-    while not (found := list(wandb_records(path))) or not found[-1].HasField("exit"):
-        assert time.monotonic() < deadline  # its own process may write the file a moment after finish() returns
-        time.sleep(0.01)
+    # its own process may write the file a moment after finish() returns
+    processes.until(lambda: any(record.HasField("exit") for record in wandb_records(path)))
     steps, settings, summary = {}, {}, {}
-    for record in found:
+    for record in wandb_records(path):
         for item in record.run.config.update:
             settings[item.key] = json.loads(item.value_json)
         for item in record.summary.update:

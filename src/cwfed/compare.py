@@ -11,7 +11,7 @@ from typing import Any
 from cwfed import algorithms, session
 from cwfed.config import Config, from_table, parse_value
 from cwfed.errors import ConfigError
-from cwfed.events import Event
+from cwfed.events import Event, Round
 from cwfed.summary import aggregate
 
 
@@ -69,6 +69,17 @@ def with_algorithm(config: Config, entry: Entry, seed: int) -> Config:
     return from_table(table)
 
 
+class Watched:
+    """Passes events on and counts the rounds: a run without any was there already."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event, self.rounds = on_event, 0
+
+    def __call__(self, event: Event) -> None:
+        self.rounds += isinstance(event, Round)
+        self._on_event(event)
+
+
 def compare(
     config: Config,
     entries: Sequence[Entry],
@@ -79,15 +90,20 @@ def compare(
     on_run: Callable[[str, int], Callable[[Event], None]] = lambda label, seed: lambda event: None,
     track: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Run everything (what is finished already is reused, what was cut off goes on); one row an entry."""
+    """Run everything (what is finished already is reused, what was cut off goes on); one row an entry.
+
+    `reused` of a row names the seeds whose run was there already.
+    """
     rows = []
     for entry in entries:
-        summaries, folders = [], []
+        summaries, folders, reused = [], [], []
         for seed in seeds:
             folder = Path(out) / entry.folder / f"seed-{seed}"
-            on_event = on_run(entry.label, seed)
+            watched = Watched(on_run(entry.label, seed))
             one = with_algorithm(config, entry, seed)
-            summaries.append(session.run(one, folder, resume=True, data_dir=data_dir, on_event=on_event, track=track))
+            summaries.append(session.run(one, folder, resume=True, data_dir=data_dir, on_event=watched, track=track))
             folders.append(str(folder))
-        rows.append(aggregate(entry.label, summaries) | {"seeds": list(seeds), "runs": folders})
+            if not watched.rounds:
+                reused.append(seed)
+        rows.append(aggregate(entry.label, summaries) | {"seeds": list(seeds), "runs": folders, "reused": reused})
     return rows

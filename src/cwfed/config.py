@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from cwfed import algorithms
 from cwfed.adversary import Attack
 from cwfed.data.partition import PartitionSpec
-from cwfed.data.sources import NAMES, SourceSpec
+from cwfed.data.sources import NAMES, SPLIT, SourceSpec
 from cwfed.dp import SamplePrivacy
 from cwfed.errors import ConfigError, did_you_mean
 from cwfed.guard import MOST_SAMPLES
@@ -51,6 +51,9 @@ class DataSection(Section):
     """A fixed random subset of this size; 0 takes all."""
     validation: float = Field(0.1, ge=0, lt=1)
     """Share of a client's training data held out to pick a round honestly."""
+    split_seed: int = Field(-1, ge=-1)
+    """The seed of who holds what (partition, test, validation and holdout parts), who is a newcomer and who is evaluated.
+    -1 is `run.seed`: every seed deals the data out anew. Any other number gives all seeds one split."""
     newcomers: int = Field(0, ge=0)
     """Clients that never take part: at the end they get a model from their label histogram, and without one."""
 
@@ -66,6 +69,23 @@ class DataSection(Section):
         return SourceSpec(
             self.name, self.path, self.image_column, self.text_column, self.label_column, self.image_size
         )
+
+    @property
+    def room(self) -> int | None:
+        """How many classes all clients together can hold; None where nothing limits that."""
+        limited = self.partition == "pathological" and self.name not in SPLIT
+        return self.clients * self.classes_per_client if limited else None
+
+    def how_split(self) -> str:
+        """Who holds what, in a few words."""
+        if self.name in SPLIT:
+            return "split as in the folder"
+        known = {
+            "pathological": f"{self.classes_per_client} classes a client",
+            "dirichlet": f"Dirichlet({self.alpha:g})",
+            "iid": "IID",
+        }
+        return known.get(self.partition, self.partition)  # a new partition has at least its name
 
 
 class ModelSection(Section):
@@ -114,6 +134,7 @@ class RunSection(Section):
     """How the experiment is carried out; apart from the seed, nothing here changes the results (vmap: but for rounding)."""
 
     seed: int = Field(0, ge=0)
+    """Everything that is drawn; `data.split_seed` can take the split out of it."""
     engine: Literal["auto", "loop", "threads", "vmap"] = "auto"
     workers: int = Field(0, ge=0)
     """Clients trained side by side; 0 is one per core."""
@@ -219,6 +240,16 @@ class Config(Section):
         """The algorithm's name."""
         return str(self.algorithm["name"])
 
+    @property
+    def split_seed(self) -> int:
+        """The seed that decides who holds what."""
+        return self.run.seed if self.data.split_seed < 0 else self.data.split_seed
+
+    def code(self) -> list[str]:
+        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model and data."""
+        own = [name for name in (self.model.name, self.data.name) if ":" in name]
+        return algorithms.foreign(self.algorithm) + own
+
     def build_algorithm(self) -> algorithms.FedAvg:
         """The algorithm with its hyper-parameters."""
         return algorithms.build(self.algorithm)
@@ -268,8 +299,10 @@ def _sentence(error: Any) -> str:
     return f"{where} = {error['input']!r} is not possible: {message[0].lower()}{message[1:]}"
 
 
-def load(path: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
-    """A config file, with `key=value` settings on top; no file is the digits experiment."""
+def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
+    """A config file, with `key=value` settings on top (one, or a list of them); no file is the digits experiment."""
+    if isinstance(settings, str):
+        settings = [settings]
     return loads("" if path is None else read(path), path, settings)
 
 
@@ -279,6 +312,10 @@ def read(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"the config file {path} does not exist") from None
+    except TypeError:
+        raise ConfigError(
+            f"the path of a config file is a text, not {path!r}: settings=[...] takes settings"
+        ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the config file {path} cannot be read: {error}") from None
 

@@ -23,15 +23,24 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column, Table
+from rich.table import Column
+from rich.text import Text
 
 from cwfed.errors import Interrupted
+from cwfed.fitting import FittedTable
 
 if TYPE_CHECKING:
     from cwfed.events import Event
 
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 err = Console(stderr=True)
+FEW_CLASSES = 20
+"""So many classes have a column each."""
+
+
+def print_table(table: FittedTable) -> None:
+    """All of it, on a terminal of any width."""
+    out.print(table, crop=False)
 
 
 @contextmanager
@@ -45,14 +54,17 @@ def progress(
     """
     from cwfed.events import Note, Round, Started
 
-    is_wide = err.width >= 120  # elsewhere names are cut and words are left out, so that bars and numbers stay
-    names = Column(max_width=max(12, err.width - (88 if is_wide else 56)), no_wrap=True)
+    is_wide, is_narrow = (
+        err.width >= 120,
+        err.width < 72,
+    )  # names are cut, words and bars left out, so that numbers stay
+    names = Column(max_width=max(12, err.width - (88 if is_wide else 40 if is_narrow else 56)), no_wrap=True)
     columns = (
         TextColumn("{task.description}", table_column=names),
-        BarColumn(bar_width=20 if is_wide else 8),
+        *([] if is_narrow else [BarColumn(bar_width=20 if is_wide else 8)]),
         MofNCompleteColumn(),
         TextColumn("{task.fields[accuracy]}"),
-        TimeElapsedColumn(),
+        *([] if is_narrow else [TimeElapsedColumn()]),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
@@ -81,7 +93,8 @@ def progress(
                         received, trained = f"{event.received.accuracy:.1%}", f"{event.trained.accuracy:.1%}"
                         words = f"received {received}, trained {trained}" if is_wide else f"{received} {trained}"
                         bars.update(task, accuracy=words)
-                elif isinstance(event, Note):
+                elif isinstance(event, Note) and event.message not in told:  # several runs may say the same
+                    told.add(event.message)
                     err.print(f"note: {escape(event.message)}", highlight=False, soft_wrap=True)
 
             return on_event
@@ -100,15 +113,14 @@ def print_summary(summary: dict[str, Any]) -> None:
     from cwfed.report.tables import duration, size
 
     reported, per_client, accuracy = summary["reported"], summary["per_client"], summary["accuracy"]
-    table = Table(
-        title=f"{summary['algorithm']} on {summary['dataset']}, {summary['rounds']} rounds, seed {summary['seed']}"
+    table = FittedTable(
+        ("test accuracy", "best on test", "picked on validation", "last round"),
+        title=f"{summary['algorithm']} on {summary['dataset']}, {summary['rounds']} rounds, seed {summary['seed']}",
     )
-    for name in ("test accuracy", "best on test", "picked on validation", "last round"):
-        table.add_column(name, justify="left" if name == "test accuracy" else "right")
     for phase, picks in accuracy.items():
         mark = " (reported)" if phase == reported["phase"] else ""
         table.add_row(phase + mark, *("–" if a is None else f"{a:.2%}" for a in picks.values()))
-    out.print(table)
+    print_table(table)
     out.print(
         f"clients: mean {per_client['mean']:.2%}, std {per_client['std']:.2%}, "
         f"worst tenth {per_client['worst_decile']:.2%}; "
@@ -127,26 +139,28 @@ def print_summary(summary: dict[str, Any]) -> None:
             f"newcomers: {joined['histogram']:.2%} with a label histogram, {joined['uniform']:.2%} without",
             highlight=False,
         )
+    for note in summary["notes"]:
+        out.print(f"note: {escape(note)}", highlight=False)
 
 
 def print_bench(result: dict[str, Any]) -> None:
     """The benchmark as a table."""
     machine = result["machine"]
-    table = Table(
-        title=f"{machine['cpu']}, {machine['instruction_set']}, {machine['cores']} cores, torch {machine['torch']}"
+    numbers = ("reference", "ours", "ratio", "goal", "to loop", "outside", "of peak")
+    table = FittedTable(
+        ("workload", "engine", "precision", *numbers),
+        words=("engine", "precision"),
+        names=("engine", "precision"),
+        title=f"{machine['cpu']}, {machine['instruction_set']}, {machine['cores']} cores, torch {machine['torch']}",
     )
-    for name in ("workload", "engine", "precision"):
-        table.add_column(name)
-    for name in ("reference", "ours", "ratio", "goal", "to loop", "outside", "of peak"):
-        table.add_column(name, justify="right")
     for line in result["workloads"]:
         if line["ratio"] is None:
-            table.add_row(escape(line["title"]), "–", line["precision"], *["–"] * 7)
+            table.add_row(line["title"], "–", line["precision"], *["–"] * len(numbers))
             continue
         mark = "met" if line["met"] else "floor met" if line["floor_met"] else "not met"
         loop = line["loop_seconds"]
         table.add_row(
-            escape(line["title"]),
+            line["title"],
             line["engine"],
             line["precision"],
             f"{line['reference_seconds']:.3g} s",
@@ -157,7 +171,7 @@ def print_bench(result: dict[str, Any]) -> None:
             f"{line['outside']:.1%}" if "outside" in line else "–",
             f"{line['roofline']['share']:.0%}" if "roofline" in line else "–",
         )
-    out.print(table)
+    print_table(table)
     for line in result["workloads"]:
         if line["note"]:
             out.print(f"{escape(line['name'])}: {escape(line['note'])}", highlight=False)
@@ -167,25 +181,38 @@ def print_bench(result: dict[str, Any]) -> None:
 
 
 def print_heat_map(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> None:
-    """Shades of blue; numbers where there is room for them."""
+    """Numbers on shades of blue; of more classes than a screen has columns, what is most at each client."""
+    if len(classes) > FEW_CLASSES:
+        print_table(_largest_classes(histogram, classes, name))
+        return
     top = max(map(max, histogram))
-    numbers = len(classes) <= 20
-    table = Table(
-        title=f"{escape(name)}: samples of each class at each client", box=None, padding=(0, 1) if numbers else 0
-    )
-    table.add_column("client", justify="right")
-    for k in classes if numbers else range(len(classes)):
-        table.add_column(escape(str(k)[:8]) if numbers else "", justify="right")
-    table.add_column("all", justify="right")
+    title = f"{name}: samples of each class at each client"
+    table = FittedTable(("client", *classes, "all"), title=title, framed=False)
     for client, row in enumerate(histogram):
-        shades = [
-            f"[on rgb({230 - int(200 * n / top)},{240 - int(150 * n / top)},255) black]{n if numbers else '  '}[/]"
-            if n
-            else ("·" if numbers else " ")
-            for n in row
-        ]
+        shades = [Text(str(n), _shade(n / top)) if n else Text("·") for n in row]
         table.add_row(str(client), *shades, str(sum(row)))
-    out.print(table)
+    print_table(table)
+
+
+def _shade(share: float) -> str:
+    return f"black on rgb({230 - int(200 * share)},{240 - int(150 * share)},255)"
+
+
+def _largest_classes(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> FittedTable:
+    """A line a client: how much it holds, of how many classes, and its largest ones."""
+    holders = [sum(1 for n in column if n) for column in zip(*histogram, strict=True)]
+    table = FittedTable(
+        ("client", "samples", "classes", "largest classes"),
+        words=("largest classes",),
+        title=f"{name}: what each client holds, of {len(classes)} classes",
+        caption=f"A class is held by {min(holders)} to {max(holders)} clients; --json has all numbers, --out draws them.",
+    )
+    for client, row in enumerate(histogram):
+        held = sorted(((n, k) for k, n in enumerate(row) if n), key=lambda found: (-found[0], found[1]))
+        largest = ", ".join(f"{classes[k]} {n}" for n, k in held[:5])
+        more = f", {len(held) - 5} more" if len(held) > 5 else ""
+        table.add_row(str(client), str(sum(row)), str(len(held)), largest + more)
+    return table
 
 
 def attribute_docs(cls: type) -> dict[str, str]:

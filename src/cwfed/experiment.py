@@ -26,7 +26,7 @@ def deal(config: Config, data_dir: str | None = None) -> data.Federation:
     """The data of a config, dealt out to its clients."""
     dataset = data.load(config.data.source(), data_dir)
     return data.share_out(
-        dataset, config.partition_spec(), config.run.seed, config.data.validation, config.data.samples
+        dataset, config.partition_spec(), config.split_seed, config.data.validation, config.data.samples
     )
 
 
@@ -87,8 +87,9 @@ class Blueprint:
         )
         for made in (state, self.algorithm.aggregate(state, uploads)):
             for client in clients:
-                for model in self.algorithm.send(made, client).models:
-                    if problem := misfit(model, form_of(self.initial), "a model"):
+                for model in self.algorithm.send(made, client).models:  # or the part of it that travels
+                    forms = {name: form for name, form in form_of(self.initial).items() if name in model}
+                    if problem := misfit(model, forms, "a model"):
                         raise ValueError(problem)
 
     def fresh(self, number: int) -> Params:
@@ -133,6 +134,11 @@ class Blueprint:
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             what = f"the model {self.model_name} cannot take samples of shape {federation.shape.dims}"
             raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from None
+        if not isinstance(logits, Tensor):
+            raise ConfigError(
+                f"the model {self.model_name} must give logits, one tensor, and it gives a {type(logits).__name__}: "
+                "return the logits alone"
+            )
         if not seen:
             raise ConfigError(f"the model {self.model_name} never uses its output layer {self.task.output!r}")
         if logits.shape != (len(samples.labels), self.task.classes) or logits.dtype != torch.float32:
@@ -146,7 +152,7 @@ class Experiment(Blueprint):
     """What a config stands for, before anybody has trained."""
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
-        seed = config.run.seed
+        seed = config.split_seed
         self.federation = deal(config, data_dir)
         super().__init__(config, self.federation.shape, self.federation.data.classes, len(self.federation))
         if held_out := self.algorithm.held_out():
@@ -196,7 +202,7 @@ class Experiment(Blueprint):
         if wanted > honest:
             what = "honest clients" if self.adversaries else "clients"
             raise ConfigError(f"run.evaluate_clients = {wanted}, but only {honest} {what} can take part")
-        mixed = stream(self.config.run.seed, "evaluated").permutation(self.members)
+        mixed = stream(self.config.split_seed, "evaluated").permutation(self.members)
         chosen = [c for c in mixed if c not in self.adversaries][:wanted]
         if not any(len(self.federation.shards[c].test) for c in chosen):
             raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")

@@ -8,8 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
+
+from cwfed.errors import RunError
 
 SEAL = "sha256"
 _LINE = "# sha256 of the lines below: "
@@ -32,12 +35,46 @@ def put_in_place(scratch: Path, path: Path) -> None:
     _to_disk(path.parent)
 
 
+def put_folder_in_place(scratch: Path, folder: Path) -> None:
+    """The same for a folder that may have a predecessor. A kill in between leaves the predecessor as `replaced(folder)`."""
+    for path in sorted(scratch.rglob("*"), reverse=True):  # what is in a folder comes before it
+        _to_disk(path)
+    _to_disk(scratch)
+    before = replaced(folder)
+    if folder.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
+    scratch.rename(folder)
+    _to_disk(folder.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def replaced(folder: Path) -> Path:
+    """Where a folder is while another takes its place."""
+    return folder.with_name(f".{folder.name}.old")
+
+
 def _to_disk(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_table(path: Path, missing: str = "") -> dict[str, Any]:
+    """The JSON table in a file, without its seal; RunError where it is damaged, or with other words where it is missing."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, list):  # the vocabulary of an earlier version
+            found = {"words": found}
+        if not isinstance(found, dict):
+            raise ValueError("it is not a table")
+        return open_table(found)
+    except FileNotFoundError as error:
+        raise RunError(missing or f"{path} is missing ({error.strerror})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({error})") from None
 
 
 def seal_table(table: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The folder a run leaves: config, manifest, events, checkpoints, models, summary.
 
-`summary.json` is written last: a folder that has one is a finished run.
+`summary.json` is written last: a folder that has one is a finished run. While such a run is given more rounds, its summary
+stays: until it is replaced, the result is that of the rounds before.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from cwfed import config as configs
-from cwfed import events, files
-from cwfed.checkpoint import Checkpoints, digest, write_tensors
+from cwfed import events, files, saved_models
+from cwfed.checkpoint import Checkpoints
 from cwfed.config import Config
 from cwfed.errors import RunError
 from cwfed.events import Event
 from cwfed.manifest import Facts
 from cwfed.rounds import Progress, from_tree, to_tree
+from cwfed.saved_models import Models
 from cwfed.summary import summarise
-from cwfed.types import Params
 
 ADDED_LATER = {
+    "data.split_seed": -1,
     "train.precision": "fp32",
     "guard.least": 1,
     "guard.most_samples": 10**9,
@@ -62,6 +64,8 @@ FREE_TO_CHANGE = {
 """Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
 
 _EVENTS_SUM = "events_sha256"
+_SHARED, _TAIL = "events_shared", "events_tail"
+"""In the summary of a run that goes on: how many bytes of events.jsonl are still its own, and what came after them."""
 
 
 class Mark(NamedTuple):
@@ -69,6 +73,15 @@ class Mark(NamedTuple):
 
     length: int
     sha256: str
+
+
+class Restored(NamedTuple):
+    """Where a run was when it was broken off; no progress where it did not get to a checkpoint."""
+
+    progress: Progress | None
+    picked: Progress | None
+    """Of the round that validation had picked by then, where its models are to be saved."""
+    complaints: list[str]
 
 
 class RunFolder:
@@ -122,17 +135,7 @@ class RunFolder:
 
     def read_json(self, name: str, *keys: str) -> dict[str, Any]:
         """A JSON file of the run, which has at least these keys."""
-        try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-            if isinstance(found, list):  # the vocabulary of an earlier version
-                found = {"words": found}
-            if not isinstance(found, dict):
-                raise ValueError("it is not a table")
-            found = files.open_table(found)
-        except FileNotFoundError:
-            raise RunError(f"{self.path} has no {name}: it is not a finished run of cwfed") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.path / name} is damaged ({error})") from None
+        found = files.read_table(self.path / name, f"{self.path} has no {name}: it is not a finished run of cwfed")
         for key in keys:
             if key not in found:
                 raise RunError(f"{self.path / name} is damaged: it has no {key!r}")
@@ -160,6 +163,13 @@ class RunFolder:
             )
         return configs.loads(text, path, imports=imports)
 
+    def config_of_result(self) -> Config:
+        """The config of a finished run: with the rounds that its result has, where it is being given more."""
+        config = self.config()
+        if _SHARED not in self._stored():
+            return config
+        return config.model_copy(update={"train": config.train.model_copy(update={"rounds": self.rounds_done()})})
+
     # --- the summary
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -168,9 +178,16 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run, which must be the one that its events give."""
-        stored = self.read_json("summary.json", "reported", "rounds")
+        return self.result()[0]
+
+    def result(self) -> tuple[dict[str, Any], list[Event]]:
+        """The summary of a finished run, and its events: not those of rounds that it was given since."""
+        stored = self._stored()
+        content = self._content(stored)
+        for key in (_SHARED, _TAIL):
+            stored.pop(key, None)
         sealed = stored.pop(_EVENTS_SUM, None)  # earlier versions wrote none
-        happened = self.events()
+        happened = events.parse(content, self.path / "events.jsonl")
         try:
             given = json.loads(json.dumps(summarise(happened)))
         except (ValueError, TypeError, IndexError, ZeroDivisionError, AssertionError) as error:
@@ -178,16 +195,48 @@ class RunFolder:
         for key, value in given.items():
             if stored.get(key) != value:
                 raise RunError(f"{self.path} is damaged: its events do not match its summary ({key} differs)")
-        if sealed and sealed != files.sha256((self.path / "events.jsonl").read_bytes()):
+        if sealed and sealed != files.sha256(content):
             raise RunError(f"{self.path / 'events.jsonl'} is damaged: it is not as it was when the run finished")
+        return stored, happened
+
+    def rounds_done(self) -> int:
+        """How many rounds the result here has; 0 where there is none yet."""
+        rounds: int = self._stored()["rounds"] if self.finished else 0
+        return rounds
+
+    def _stored(self) -> dict[str, Any]:
+        stored = self.read_json("summary.json", "reported", "rounds")
+        kinds = {"rounds": int, _SHARED: int, _TAIL: str}
+        for key, kind in kinds.items():
+            if type(stored.get(key, kind())) is not kind:
+                raise RunError(f"{self.path / 'summary.json'} is damaged: {key} is of another kind")
         return stored
+
+    def _content(self, stored: dict[str, Any]) -> bytes:
+        """events.jsonl as it was when the run finished."""
+        try:
+            content = (self.path / "events.jsonl").read_bytes()
+        except OSError as error:
+            raise RunError(f"the events of the run cannot be read from {self.path}: {error}") from None
+        return (
+            content[: stored[_SHARED]] + stored[_TAIL].encode() if _SHARED in stored and _TAIL in stored else content
+        )
+
+    def _set_apart(self, shared: int) -> None:
+        """Before a finished run goes on: from here on, events after these bytes may be others than the summary's."""
+        self.summary()  # it must be whole
+        stored = self._stored()
+        if _SHARED not in stored:
+            tail = self._content(stored)[shared:].decode()
+            self.write_json("summary.json", stored | {_SHARED: shared, _TAIL: tail})
 
     def check_same(self, config: Config) -> None:
         """A resumed run must be the same experiment."""
         ours, theirs = flat(config.model_dump()), flat(self.config().model_dump())
+        done = self.rounds_done()
         for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
             mine, there = ours.get(key), theirs.get(key)
-            if mine == there or _grew(key, mine, there):
+            if mine == there or (key == "train.rounds" and _fits(mine, there, done)):
                 continue
             raise RunError(
                 f"{self.path} holds another experiment: {key} is {there!r} there and {mine!r} here; "
@@ -221,36 +270,56 @@ class RunFolder:
 
     # --- checkpoints
 
-    def save(self, progress: Progress, mark: Mark) -> None:
-        """A checkpoint; it remembers how events.jsonl was then, to cut off what came after it."""
+    def save(self, progress: Progress, mark: Mark, picked: Progress | None = None) -> None:
+        """A checkpoint; it remembers how events.jsonl was then, to cut off what came after it.
+
+        With it goes the progress of the round that validation has picked so far, where its models are to be saved.
+        """
         os.fsync(self._log().fileno())
         facts = {"events": mark.length, _EVENTS_SUM: mark.sha256, "experiment": experiment(self.config())}
+        if picked:
+            facts["picked"] = None if picked is progress else to_tree(picked)
         self.checkpoints.save(progress.round, to_tree(progress) | facts)
 
-    def restore(self, config: Config, fits: Callable[[Progress], None]) -> tuple[Progress | None, list[str]]:
-        """The newest whole checkpoint whose events are whole; None where the run did not get that far.
+    def restore(self, config: Config, fits: Callable[[Progress], None]) -> Restored:
+        """The newest whole checkpoint whose events are whole.
 
-        `fits` raises RunError for progress that the experiment cannot go on from. What came after the checkpoint, events
-        and summary, is taken away: it will be done again, to the same bits.
+        `fits` raises RunError for progress that the experiment cannot go on from. Events that came after the checkpoint are
+        taken away: what they tell will be done again, to the same bits. The result of a finished run stays readable.
         """
-        tree, complaints = self.checkpoints.newest(lambda tree: fits(self._check(tree, config)))
+
+        def check(tree: Any) -> None:
+            for progress in self._check(tree, config):
+                fits(progress)
+
+        tree, complaints = self.checkpoints.newest(check)
         if tree is None and complaints:
             raise RunError(f"no checkpoint of the run can be used: {complaints[0]}; start again in another folder")
-        (self.path / "summary.json").unlink(missing_ok=True)
+        reached = tree["round"] if tree else 0
+        if reached < self.rounds_done():
+            why = complaints[0] if complaints else "it was removed"
+            raise RunError(
+                f"{self.path} has no checkpoint of round {self.rounds_done()}, the last of its result ({why}); without its "
+                f"summary.json, --resume gives the result up and goes on from round {reached}"
+            )
         path = self.path / "events.jsonl"
         if tree is None:
             path.unlink(missing_ok=True)
-            return None, complaints
+            return Restored(None, None, complaints)
+        if self.finished:
+            self._set_apart(tree["events"])
         os.truncate(path, tree["events"])
-        return from_tree(tree), complaints
+        return Restored(from_tree(tree), _picked(tree), complaints)
 
-    def _check(self, tree: Any, config: Config) -> Progress:
-        """Config, events and checkpoint must be of one run, and the events as they were then."""
+    def _check(self, tree: Any, config: Config) -> list[Progress]:
+        """Config, events and checkpoint must be of one run, and the events as they were then. All progress that is in it."""
         path = self.path / "events.jsonl"
         try:
-            progress, length, experiment_then = from_tree(tree), tree["events"], tree["experiment"]
+            progress, picked = from_tree(tree), _picked(tree)
+            length, experiment_then = tree["events"], tree["experiment"]
             sealed = tree.get(_EVENTS_SUM)  # earlier versions wrote none
-            if type(progress.round) is not int or type(length) is not int:
+            rounds = [progress.round, picked.round if picked else 1]
+            if any(type(number) is not int for number in (*rounds, length)):
                 raise TypeError("its numbers are none")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
@@ -265,26 +334,36 @@ class RunFolder:
         done = [event.round for event in events.parse(content, path) if isinstance(event, events.Round)]
         if len(done) != progress.round or done != list(range(1, len(done) + 1)):
             raise RunError(f"{path} is damaged: it does not have the rounds 1 to {progress.round}")
-        return progress
+        return [progress, picked] if picked else [progress]
 
     # --- final models
 
-    def save_models(self, models: Iterator[tuple[int, Params]]) -> None:
-        """One safetensors file a personal model, and an index of who has which."""
-        scratch, final = self.path / ".models.new", self.path / "models"
+    @property
+    def models(self) -> Path:
+        """The folder of the saved models; where a kill came while new ones took their place, the former ones'."""
+        folder = self.path / "models"
+        return folder if folder.exists() or not files.replaced(folder).exists() else files.replaced(folder)
+
+    def save_models(
+        self, last: Models, rounds: dict[str, int] | None = None, validated: Models | None = None
+    ) -> None:
+        """The clients' models, all or nothing; see `saved_models.write`."""
+        scratch = self.path / ".models.new"
         shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        index: dict[str, str] = {}
-        names: dict[str, str] = {}  # by content: clients with the same model share its file
-        for client, model in models:
-            content = digest(model)
-            if content not in names:
-                names[content] = f"client-{client:05d}.safetensors"
-                write_tensors(scratch / names[content], {name: w.contiguous() for name, w in model.items()})
-            index[str(client)] = names[content]
-        (scratch / "index.json").write_text(json.dumps(files.seal_table(index), indent=1))
-        shutil.rmtree(final, ignore_errors=True)
-        scratch.rename(final)
+        saved_models.write(scratch, last, rounds, validated)
+        files.put_folder_in_place(scratch, self.path / "models")
+
+
+def _picked(tree: Any) -> Progress | None:
+    """The progress of the round that validation had picked; checkpoints of earlier versions have none."""
+    if "picked" not in tree:
+        return None
+    return from_tree(tree if tree["picked"] is None else tree["picked"])
+
+
+def _fits(wanted: Any, before: Any, done: int) -> bool:
+    """Rounds may become more, or be those of the result that is there."""
+    return bool(wanted > before or wanted == done)
 
 
 def experiment(config: Config) -> str:
@@ -294,10 +373,6 @@ def experiment(config: Config) -> str:
         if settings.get(key) == value:
             del settings[key]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _grew(key: str, now: Any, before: Any) -> bool:
-    return key == "train.rounds" and now > before
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -36,12 +36,16 @@ def variance(probabilities: Tensor) -> Tensor:
 
 
 def uniformity(features: Tensor) -> Tensor:
-    """FedUV: mean over pairs of exp(-||h_a - h_b||^2 / s), s the median of the non-zero squared distances."""
+    """FedUV: mean over pairs of exp(-||h_a - h_b||^2 / s), s the median of the non-zero squared distances.
+
+    The gradient flows through s as well: the term does not depend on the scale of the features, so it cannot
+    be lowered by inflating them (<gradient, h> = 0).
+    """
     samples = len(features)
     if samples < 2:
         return features.new_zeros(())
     squared = (features[:, None] - features[None, :]).square().sum(-1)
     apart = ~torch.eye(samples, dtype=torch.bool, device=features.device)
-    non_zero = torch.where(squared > 0, squared, torch.nan).detach()
-    scale = torch.nan_to_num(torch.nanmedian(non_zero), nan=1.0)  # all features equal: any scale gives 1
+    median = torch.nanmedian(torch.where(squared > 0, squared, torch.nan))
+    scale = torch.nan_to_num(median, nan=1.0)  # all features equal: any scale gives 1
     return (torch.exp(-squared / scale) * apart).sum() / apart.sum()

@@ -61,6 +61,7 @@ class _Model(BaseModel):
 class _Data(BaseModel):
     digest: str
     classes: list[str | int]
+    samples: int = 0
     shape: list[int] = []
     vocabulary: int = 0
 
@@ -83,3 +84,10 @@ class Facts(BaseModel):
     algorithm: str
     experiment: str = ""
     """A hash of the settings; manifests of early runs have none."""
+    code: dict[str, str] | None = None
+    """By file, a hash of the user's code (`plugins.sources`); manifests of early runs say nothing about it."""
+
+
+def changed(then: dict[str, str], now: dict[str, str]) -> str:
+    """The first file of the user's code that is not as it was; "" where all are."""
+    return next((name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)), "")

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
+
+_since: Literal["run", "process"] = "process"
 
 
 def forget_peak() -> None:
-    """Count the peak anew from here, where the system can (Linux)."""
+    """Count the peak anew from here, where the system can (Linux). What earlier runs left behind is given back first."""
+    global _since
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed, and the system counts it
     try:
         Path("/proc/self/clear_refs").write_text("5")
+        _since = "run"
     except OSError:
-        return
+        _since = "process"
 
 
 def peak() -> int:
@@ -23,3 +34,8 @@ def peak() -> int:
     except (OSError, StopIteration):
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
+
+
+def since() -> Literal["run", "process"]:
+    """Of what `peak` is the peak: of the time since `forget_peak`, or of all that this process has done."""
+    return _since

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,40 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from cwfed import models
+from cwfed import models, saved_models
 from cwfed.algorithms import foreign
-from cwfed.checkpoint import read_tensors
 from cwfed.config import Config
 from cwfed.data import text
 from cwfed.data.clients import to_network
 from cwfed.errors import DataError, RunError
 from cwfed.folder import RunFolder
 from cwfed.models import InputShape
-from cwfed.types import Params
-
-_FILE = re.compile(r"client-\d+\.safetensors", re.ASCII)
+from cwfed.saved_models import Found, Pick
 
 
 class PersonalModel:
     """A network with a client's weights, and what is needed to feed it."""
 
-    def __init__(self, network: nn.Module, class_names: Sequence[str], words: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        class_names: Sequence[str],
+        words: Sequence[str] = (),
+        *,
+        pick: Pick = "last",
+        round_: int = 0,
+    ) -> None:
         self.network = network.eval()
         self.class_names = tuple(class_names)
+        self.pick: Pick = pick
+        """Of which round the weights are: the one that "validated" (held-out training data) picked, or the "last"."""
+        self.round = round_
+        """The number of that round; 0 where it is not known."""
         self._words = words
+
+    def __repr__(self) -> str:
+        picked = "picked by validation" if self.pick == "validated" else "the last"
+        return f"PersonalModel({type(self.network).__name__}, {len(self.class_names)} classes, round {self.round}, {picked})"
 
     @torch.inference_mode()
     def probabilities(self, inputs: NDArray[Any] | Sequence[str]) -> NDArray[np.float32]:
@@ -59,13 +71,18 @@ def load_model(
     client: int | None = None,
     *,
     class_counts: Sequence[float] | None = None,
+    pick: Pick | None = None,
     trust: bool = False,
 ) -> PersonalModel:
-    """The final personal model of a client; or, for a newcomer, the one made from its label histogram.
+    """The personal model of a client; or, for a newcomer, the one made from its label histogram.
 
-    With neither a client nor a histogram, the model for a newcomer who says nothing about itself. A run whose model or
+    With neither a client nor a histogram, the model for a newcomer who says nothing about itself. `pick` chooses between
+    the round that was best on held-out training data ("validated", the default where the run has one) and the "last"; the
+    model's attributes `pick` and `round` say which one it is. A run whose model or
     algorithm is code of somebody's own ("module:name") is only loaded with `trust`: that imports the module.
     """
+    if pick not in (None, "validated", "last"):
+        raise RunError(f'pick = {pick!r} is not possible: "validated" or "last"')
     folder = RunFolder(run)
     settings, facts = folder.config(), folder.facts()
     named = [*([facts.model.name] if ":" in facts.model.name else []), *foreign(settings.algorithm)]
@@ -80,7 +97,8 @@ def load_model(
     network = config.build_algorithm().adapt(network, str(network.output_layer))
     if client is not None and class_counts is not None:
         raise RunError("give a client or a label histogram, not both")
-    params = _newcomer(folder, config, class_counts) if client is None else _of_client(folder, client)
+    found = _newcomer(folder, config, class_counts, pick) if client is None else _of_client(folder, client, pick)
+    params = found.params
     if client is None and config.train.batch_norm == "local":
         params = models.statistics(network) | params  # nobody else's statistics are to be had
     try:
@@ -92,7 +110,8 @@ def load_model(
     lacking = [name for name in missing if not name.endswith("num_batches_tracked")]
     if lacking or unexpected:
         raise RunError(f"the model in {folder.path} does not fit the network: {(lacking + unexpected)[0]} differs")
-    return PersonalModel(network, names, _words(folder) if shape.vocabulary else ())
+    words = _words(folder) if shape.vocabulary else ()
+    return PersonalModel(network, names, words, pick=found.pick, round_=found.round)
 
 
 def _words(folder: RunFolder) -> list[str]:
@@ -100,18 +119,37 @@ def _words(folder: RunFolder) -> list[str]:
     return found
 
 
-def _of_client(folder: RunFolder, client: int) -> Params:
-    index = folder.read_json("models/index.json")
-    if str(client) not in index:
-        raise RunError(f"{folder.path} has no model of client {client}: its clients are 0 to {len(index) - 1}")
-    name = str(index[str(client)])
-    if not _FILE.fullmatch(name):  # a foreign index cannot make us read elsewhere
-        raise RunError(f"{folder.path / 'models/index.json'} is damaged: {name!r} is not the name of a model file")
-    return read_tensors(folder.path / "models" / name)[0]
+def _of_client(folder: RunFolder, client: int, pick: Pick | None) -> Found:
+    if not folder.models.exists():
+        raise RunError(_why_no_models(folder))
+    return saved_models.read(folder.models, client, pick, folder.rounds_done())
 
 
-def _newcomer(folder: RunFolder, config: Config, class_counts: Sequence[float] | None) -> Params:
+def _why_no_models(folder: RunFolder) -> str:
+    if "federation" in folder.read_json("manifest.json"):
+        return f"{folder.path} is the server's folder of a federation: the personal models are with the clients"
+    if not folder.finished:
+        return f"{folder.path} is not finished, and models are saved at the end: cwfed run --resume goes on with it"
+    reason = {
+        "none": 'run.save_models = "none"',
+        "auto": 'they are larger than run.save_models = "auto" writes',
+        "all": "their folder was removed",
+    }[folder.config().run.save_models]
+    return (
+        f"the models of the run in {folder.path} are not there ({reason}): "
+        "cwfed run --resume --set run.save_models=all --out with its folder writes them"
+    )
+
+
+def _newcomer(folder: RunFolder, config: Config, class_counts: Sequence[float] | None, pick: Pick | None) -> Found:
     tree, _ = folder.checkpoints.newest()
     if tree is None:
         raise RunError(f"{folder.path} has no checkpoint to make a newcomer's model from")
-    return config.build_algorithm().newcomer(tree["server"], class_counts)
+    if pick == "validated" and "picked" not in tree:
+        raise RunError(
+            f"the checkpoint in {folder.path} has nothing of a round that validation picked: "
+            'pick = "last" takes that of the last round'
+        )
+    chosen: Pick = "validated" if pick != "last" and "picked" in tree else "last"
+    progress = tree["picked"] if chosen == "validated" and tree["picked"] else tree
+    return Found(config.build_algorithm().newcomer(progress["server"], class_counts), chosen, progress["round"])

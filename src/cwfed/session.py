@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from cwfed import memory
-from cwfed.config import Config
+from cwfed import memory, plugins
+from cwfed.config import Config, from_table
 from cwfed.errors import ConfigError, RunError, did_you_mean
-from cwfed.events import Event, Newcomers, Note, Started
-from cwfed.folder import RunFolder, experiment
+from cwfed.events import Event, Newcomers, Note, Round, Started
+from cwfed.folder import Restored, RunFolder, experiment
+from cwfed.manifest import changed
 from cwfed.rounds import FinalModels, Progress
 from cwfed.simulation import Simulation
-from cwfed.summary import summarise
+from cwfed.summary import pick, summarise
 from cwfed.track import tracking
+from cwfed.types import Phase
 
 MODELS_LIMIT = 2**30
-"""Bytes of final models that `run.save_models = "auto"` writes."""
+"""Bytes of all clients' models of one round that `run.save_models = "auto"` writes."""
 
 Summary = dict[str, Any]
 
 
 def run(
-    config: Config | None = None,
+    config: Config | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     *,
     resume: bool = False,
@@ -36,11 +38,13 @@ def run(
 ) -> Summary:
     """Carry out an experiment and give its summary; with `out`, leave a run folder there.
 
+    `config` may be nested dicts, such as {"train": {"rounds": 20}}.
     With `resume` the run in `out` goes on after its last checkpoint, or starts if there is none; a finished
     one is only read. `config` may then be left out. `on_event` is called with everything that happens; `track`
     names clients that follow a run with a folder live: tensorboard, wandb, mlflow. The backend `flower` runs the
     same experiment through Flower's simulation engine (Ray) instead of in this process.
     """
+    config = _as_config(config)
     carry_out = _backend(backend, data_dir)
     if out is None:
         if track:
@@ -55,6 +59,8 @@ def run(
             if folder.finished:
                 summary = _summary(folder)
                 if not _more_to_do(folder, config, summary):
+                    for note in _check_code(folder, config):
+                        on_event(Note(note))
                     return summary
         elif resume and config is None:
             raise RunError(f"{folder.path} holds no run to resume: give its config, or the folder of another run")
@@ -72,6 +78,16 @@ def run(
                 f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
                 "mend that and go on with --resume"
             ) from error
+
+
+def _as_config(config: Config | Mapping[str, Any] | None) -> Config | None:
+    if config is None or isinstance(config, Config):
+        return config
+    if isinstance(config, Mapping):
+        return from_table(dict(config))
+    raise ConfigError(
+        f"a config is a cwfed.Config or nested dicts, not {config!r}: cwfed.load_config(path) reads a config file"
+    )
 
 
 def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> Config:
@@ -95,7 +111,8 @@ def _summary(folder: RunFolder) -> Summary:
 
 def _more_to_do(folder: RunFolder, config: Config, summary: Summary) -> bool:
     more_rounds = config.train.rounds > summary["rounds"]
-    return more_rounds or (config.run.save_models == "all" and not (folder.path / "models").exists())
+    is_whole = folder.config().train.rounds == summary["rounds"]  # and not on its way to more rounds
+    return more_rounds or (config.run.save_models == "all" and is_whole and not folder.models.exists())
 
 
 class Runner(Protocol):
@@ -120,11 +137,14 @@ class Runner(Protocol):
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each event, where the run is."""
 
+    def complete(self, progress: Progress) -> Progress:
+        """Progress with all that the clients keep, where that can be had: what their models are made from."""
+
     def welcome(self, progress: Progress) -> Newcomers | None:
-        """Measure the models that clients get which never took part."""
+        """Measure the models that clients get which never took part; the progress is complete."""
 
     def final_models(self, progress: Progress) -> FinalModels | None:
-        """Every client's personal model; None where they are with the clients."""
+        """Every client's personal model, from complete progress; None where they are with the clients."""
 
     def close(self) -> None:
         """Let go of workers and data."""
@@ -145,19 +165,36 @@ def _backend(name: str, data_dir: str | None) -> Backend:
 
 
 def _in_memory(simulation: Runner, on_event: Callable[[Event], None]) -> Summary:
-    events: list[Event] = [simulation.started()]
-    on_event(events[0])
+    events: list[Event] = [simulation.started(), *map(Note, simulation.notes)]
+    for event in events:
+        on_event(event)
     try:
         progress = simulation.start()
         for progress, event in simulation.rounds(progress):
             events.append(event)
             on_event(event)
-        if joined := simulation.welcome(progress):
+        if joined := simulation.welcome(simulation.complete(progress)):
             events.append(joined)
             on_event(joined)
     finally:
         simulation.close()
     return summarise(events)
+
+
+class Picked(NamedTuple):
+    """The round that validation has picked so far, and from what its models are made where they are to be saved."""
+
+    round: int = 0
+    validation: float = -1.0
+    progress: Progress | None = None
+
+
+def _after(picked: Picked, event: Event, phase: Phase, progress: Callable[[], Progress | None]) -> Picked:
+    """What validation picks when this has happened too: as `summary.pick` does, the first of equals."""
+    result = getattr(event, phase) if isinstance(event, Round) else None
+    if not isinstance(event, Round) or result is None or result.validation is None:
+        return picked
+    return Picked(event.round, result.validation, progress()) if result.validation > picked.validation else picked
 
 
 def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], None]) -> Summary:
@@ -174,59 +211,80 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
 
     try:
         start = simulation.start()  # what is wrong with the settings shows before anything is written
-        progress, notes = _prepare(folder, simulation)
-        if progress is None:
+        restored, notes = _prepare(folder, simulation)
+        started = simulation.started()
+        if restored.progress is None:
             progress = start
-            tell(simulation.started())
+            tell(started)
         else:
-            on_event(simulation.started())
+            progress = restored.progress
+            on_event(started)
+        told = {event.message for event in folder.events() if isinstance(event, Note)}
         for note in [*simulation.notes, *notes]:
-            tell(Note(note))
+            if note not in told:  # what is true of the whole run is said once, however often it is resumed
+                tell(Note(note))
+        saves = _saves_models(config, simulation.final_models(start))
+        picked = _picked_before(folder, started.phase, restored.picked if saves else None)
+
+        def whole(reached: Progress) -> Progress | None:
+            return simulation.complete(reached) if saves else None
 
         last_saved, written = time.monotonic(), folder.mark()
         try:
             for reached, event in simulation.rounds(progress):
                 folder.append(event)
-                progress, written = reached, folder.mark()  # together: what a checkpoint knows, the events have
+                better = _after(picked, event, started.phase, partial(whole, reached))
+                # together: what a checkpoint knows, the events have
+                progress, written, picked = reached, folder.mark(), better
                 on_event(event)
                 if time.monotonic() - last_saved >= config.run.checkpoint_seconds:
-                    folder.save(progress, written)
+                    folder.save(progress, written, picked.progress)
                     last_saved = time.monotonic()
         except KeyboardInterrupt:
             if progress.round:
-                folder.save(progress, written)
+                folder.save(progress, written, picked.progress)
             raise
-        folder.save(progress, written)
+        folder.save(progress, written, picked.progress)
 
+        progress = simulation.complete(progress)
         if joined := simulation.welcome(progress):
             tell(joined)
-        final = simulation.final_models(progress)
-        if final and _wants_models(config, final, tell):
-            folder.save_models(final.models)
+        _save_models(folder, simulation, progress, picked, tell)
         summary = summarise(folder.events())
         summary["peak_memory_bytes"] = memory.peak()
+        summary["peak_memory_of"] = memory.since()
         folder.write_summary(summary)
         return summary
     finally:
         simulation.close()
 
 
-def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Progress | None, list[str]]:
+def _picked_before(folder: RunFolder, phase: Phase, progress: Progress | None) -> Picked:
+    """What validation picked before the run was broken off; of its progress, what the checkpoint has."""
+    happened = [event for event in folder.events() if isinstance(event, Round)]
+    found = pick(happened, phase)["validated"]
+    if found is None or found[1].validation is None:
+        return Picked()
+    return Picked(found[0], found[1].validation, progress if progress and progress.round == found[0] else None)
+
+
+def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Restored, list[str]]:
     """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
-    facts, config = simulation.manifest() | {"experiment": experiment(simulation.config)}, simulation.config
+    config = simulation.config
+    facts = simulation.manifest() | {"experiment": experiment(config), "code": plugins.sources(config.code())}
     words = facts.pop("words", None)
-    progress, notes = None, list[str]()
+    restored, notes = Restored(None, None, []), list[str]()
     if folder.exists:  # nothing is changed before all of it is known to fit
         if (folder.path / "manifest.json").exists():
-            notes = _check_manifest(folder, facts)
-        progress, complaints = folder.restore(config, simulation.check_progress)
-        notes = complaints + (notes if progress else [])
+            notes = _check_manifest(folder, facts) + _check_code(folder, config)
+        restored = folder.restore(config, simulation.check_progress)
+        notes = restored.complaints + (notes if restored.progress else [])
     folder.write_config(config)  # first: from now on the folder is a run
     if not (folder.path / "manifest.json").exists():
         folder.write_json("manifest.json", facts)
     if words:
         folder.write_json("vocabulary.json", {"words": words})
-    return progress, notes
+    return restored, notes
 
 
 def _check_manifest(folder: RunFolder, now: dict[str, Any]) -> list[str]:
@@ -239,20 +297,66 @@ def _check_manifest(folder: RunFolder, now: dict[str, Any]) -> list[str]:
             )
     if then.experiment not in ("", now["experiment"]):
         raise RunError(f"the manifest in {folder.path} does not match its config.toml, which was changed since")
-    before, here = then.machine.instruction_set, now["machine"]["instruction_set"]
-    if before == here:
+    differ = {"on another kind of CPU": (then.machine.instruction_set, now["machine"]["instruction_set"])}
+    for package in ("torch", "numpy", "cwfed"):
+        here = now["versions"][package]
+        differ[f"with another {package}"] = then.versions.get(package, here), here
+    return [
+        f"resumed {how} ({before}, now {here}): the last bits may differ from here on"
+        for how, (before, here) in differ.items()
+        if before != here
+    ]
+
+
+def _check_code(folder: RunFolder, config: Config) -> list[str]:
+    """The user's own code must be that of the start; what is not known of it is worth a note."""
+    named = config.code()
+    if not named or not (folder.path / "manifest.json").exists():
         return []
-    return [f"resumed on another kind of CPU ({before}, now {here}): the last bits may differ from here on"]
+    then = folder.facts().code
+    if then is None:
+        return [
+            f"the run in {folder.path} was begun by a version that did not record the user's code: whether that of "
+            f"{named[0]} was changed since is not known"
+        ]
+    if file := changed(then, plugins.sources(named)):
+        raise RunError(
+            f"{folder.path} was made with other code: {file} was changed since; choose another --out, or remove that "
+            "folder to run it again"
+        )
+    return []
 
 
-def _wants_models(config: Config, final: FinalModels, tell: Callable[[Event], None]) -> bool:
-    if config.run.save_models != "auto":
-        return config.run.save_models == "all"
-    if final.nbytes > MODELS_LIMIT:
+def _saves_models(config: Config, final: FinalModels | None) -> bool:
+    wanted = config.run.save_models
+    return final is not None and (wanted == "all" or (wanted == "auto" and final.nbytes <= MODELS_LIMIT))
+
+
+def _save_models(
+    folder: RunFolder, simulation: Runner, progress: Progress, picked: Picked, tell: Callable[[Event], None]
+) -> None:
+    """Write every client's model of the last round, and of the round that validation picked, where that is another one."""
+    config, final = simulation.config, simulation.final_models(progress)
+    if final is None or config.run.save_models == "none":
+        return
+    if not _saves_models(config, final):
         tell(
             Note(
                 f"the final models of {final.clients} clients could take {final.nbytes / 2**30:.1f} GiB and were not "
                 'written; run.save_models = "all" with --resume writes them'
             )
         )
-    return final.nbytes <= MODELS_LIMIT
+        return
+    rounds, validated = {"last": progress.round}, None
+    if picked.round and picked.round != progress.round:
+        validated = simulation.final_models(picked.progress) if picked.progress else None
+        if validated is None:
+            tell(
+                Note(
+                    f"only the models of the last round were written: when round {picked.round} was made, which "
+                    "validation picked, its models were not kept"
+                )
+            )
+    if validated or picked.round == progress.round:
+        rounds["validated"] = picked.round
+    folder.save_models(final.models, rounds, validated.models if validated else None)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed import dp, engine, leak, manifest, mixing
+from cwfed import data, dp, engine, leak, manifest, mixing
 from cwfed.config import Config
 from cwfed.engine import Candidate, Score, Visit, Visited
 from cwfed.engine.base import as_it_is
@@ -34,7 +34,7 @@ from cwfed.rounds import (
     one_compute_thread,
     phase_result,
 )
-from cwfed.types import Download, Params, Uploads, nbytes
+from cwfed.types import Download, Params, Start, Uploads, nbytes
 
 TRIED = 16
 """So many clients try a state that was read from a checkpoint."""
@@ -52,6 +52,7 @@ class Simulation(Experiment):
         if config.train.precision == "bf16" and (note := require_bf16(self.device)):
             self.notes.append(note)
         super().__init__(config, data_dir)
+        self.notes += self._who_holds_nothing()
         self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
@@ -71,6 +72,11 @@ class Simulation(Experiment):
         if spent := self.spent(train.rounds):
             self.engine.rehearse(self._visit(self.start(), self.members[0], {}))
             self.notes.append(dp.promise(spent, train.rounds))
+
+    def _who_holds_nothing(self) -> list[str]:
+        chosen = self.config.data
+        samples = chosen.samples or len(self.federation.data.labels)
+        return data.who_holds_nothing(self.federation, self.members, samples, chosen.room, chosen.validation)
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -94,7 +100,8 @@ class Simulation(Experiment):
 
     def check_progress(self, progress: Progress) -> None:
         """RunError for progress that these rounds cannot go on from: a few clients get their model and try it."""
-        shapes = {n: t.shape for n, t in (self.initial | self.local_statistics).items()}
+        remembered = self.algorithm.remember(Start(self.initial))
+        shapes = {n: t.shape for n, t in (self.initial | remembered | self.local_statistics).items()}
         needed = self.initial.keys() if self.algorithm.keeps_model else self.local_statistics.keys()
         try:
             candidates = [
@@ -225,7 +232,7 @@ class Simulation(Experiment):
 
         def download() -> Download:
             got = self._send(progress.server, client)
-            layers = ({name: model[name] for name in self._output} for model in got.models)
+            layers = ({name: model[name] for name in self._output if name in model} for model in got.models)
             sent[client] = Download(tuple(layers))
             return got
 
@@ -244,13 +251,13 @@ class Simulation(Experiment):
 
     def _keep(self, visited: Visited, stack: Params, row: int) -> Params:
         model = {n: w[row].clone() for n, w in stack.items()} if self.algorithm.keeps_model else {}
-        return model | visited.statistics
+        return model | visited.remembered | visited.statistics
 
     def _own(self, progress: Progress, client: int) -> Params | None:
         if not self.algorithm.keeps_model:
             return None
         kept = progress.kept.get(client)
-        return {n: kept[n] for n in self.initial} if kept else self.initial
+        return {n: w for n, w in kept.items() if n not in self.local_statistics} if kept else self.initial
 
     def statistics(self, kept: dict[int, Params], client: int) -> Params:
         own = kept.get(client)
@@ -350,7 +357,9 @@ class Simulation(Experiment):
         """How near a server's estimates from these uploads come to the participants' class counts."""
         counts = np.stack([self.federation.class_counts(c) for c in up.clients])
         got = [sent[c].models[0] for c in up.clients if len(sent[c].models) == 1]
-        whole = len(got) == len(up.clients) and self.task.output_weight in up.models
+        whole = len(got) == len(up.clients) and all(
+            name in model for model in (*got, up.models) for name in self._output
+        )
         given = {name: torch.stack([model[name] for model in got]) for name in self._output} if whole else None
         found = leak.estimates(up.models, given, up.extras, self.task)
         return {name: leak.measure(counts, estimate.numpy()) for name, estimate in found.items()}
@@ -374,6 +383,10 @@ class Simulation(Experiment):
         train, shards = config.train, self.federation.shards
         visits = {c: (times, len(shards[c].train)) for c, times in sorted(took_part.items())}
         return dp.spent(privacy, visits, train.batch_size, train.epochs)
+
+    def complete(self, progress: Progress) -> Progress:
+        """In a simulation progress has what the clients keep."""
+        return progress
 
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Measure the models that clients get which never took part."""

@@ -105,7 +105,8 @@ def per_client(result: PhaseResult, started: Started) -> dict[str, Any]:
 
 
 def aggregate(label: str, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of everything the table shows."""
+    """Mean and standard deviation over seeds of everything the table shows, and all notes of the runs."""
+    reported = summaries[0]["reported"]
     return {
         "label": label,
         "algorithm": summaries[0]["algorithm"],
@@ -113,12 +114,17 @@ def aggregate(label: str, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]
             phase: {name: spread([s["accuracy"][phase][name] for s in summaries]) for name in PICKINGS}
             for phase in PHASES
         },
-        "reported": summaries[0]["reported"] | spread([s["reported"]["accuracy"] for s in summaries]),
+        "reported": {
+            "phase": reported["phase"],
+            "picking": reported["picking"],
+            **spread([s["reported"]["accuracy"] for s in summaries]),
+        },
         "worst_decile": spread([s["per_client"]["worst_decile"] for s in summaries]),
         "correlation": spread([s["correlation"] for s in summaries]),
         "traffic": spread([s["traffic"]["down"] + s["traffic"]["up"] for s in summaries]),
         "seconds": spread([s["seconds"]["total"] for s in summaries]),
         "memory": spread([s.get("peak_memory_bytes") for s in summaries]),
+        "notes": list(dict.fromkeys(note for s in summaries for note in s.get("notes", []))),
     }
 
 

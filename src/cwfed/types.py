@@ -135,6 +135,38 @@ class Uploads:
         return nbytes(self.models) + nbytes(self.extras)
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How large an experiment is, in numbers (4 bytes each): what the cost of a method depends on."""
+
+    model: int
+    """Parameters of the network, as the method adapted it."""
+    head: int
+    """Parameters of its output layer."""
+    classes: int
+    clients: int
+    participants: int
+
+    @property
+    def once(self) -> int:
+        """One model for each participant."""
+        return self.participants * self.model
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One row of the cost table: a method's needs in numbers."""
+
+    method: str
+    server: int
+    """Numbers the server keeps between rounds."""
+    down: int
+    """Numbers sent to the participants in a round."""
+    up: int
+    """Numbers sent by the participants in a round."""
+    note: str = ""
+
+
 def nbytes(params: Params) -> int:
     """Bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in params.values())

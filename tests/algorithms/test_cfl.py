@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cwfed import mixing
-from cwfed.algorithms import CFL
+from cwfed.algorithms.cfl import CFL
 from cwfed.errors import ConfigError
 from cwfed.simulation import Simulation
 from tests.algorithms.helpers import model, task, uploads
@@ -12,7 +12,7 @@ from tests.conftest import finish, leaves, small
 
 
 def begin(clients, algorithm=None):
-    algorithm = algorithm or CFL()
+    algorithm = algorithm or CFL(warm_up=0)
     return algorithm, algorithm.init(lambda c: model(0.0, 0.0, 0.0), task(clients))
 
 
@@ -46,6 +46,37 @@ def test_no_split(models, why):
     algorithm, state = begin(len(models))
     state = algorithm.aggregate(state, uploads(range(len(models)), models))
     assert len(state["models"]) == 1, why
+
+
+def test_no_cluster_splits_in_the_first_rounds():
+    """Two clients pull right and two left in every round: they part in round 3, the first after a warm-up of two."""
+    algorithm, state = begin(4, CFL(warm_up=2))
+    clusters = []
+    for _ in range(3):
+        sent = [algorithm.send(state, client).model["w"] for client in range(4)]
+        moved = [(w + torch.tensor([1.0 - 2 * (c % 2), 0, 0])).tolist() for c, w in enumerate(sent)]
+        state = algorithm.aggregate(state, uploads(range(4), moved))
+        clusters.append(len(state["models"]))
+    assert clusters == [1, 1, 2]
+    assert CFL().warm_up == 20  # as in the authors' code
+
+
+def test_a_run_that_splits_at_once_is_fedavg_while_it_warms_up():
+    """eps1 and eps2 that any update meets: without a warm-up the first round splits, with one it is FedAvg to the bit."""
+    eager = ["algorithm.name=cfl", "algorithm.eps1=1e9", "algorithm.eps2=0", "train.rounds=3"]
+    fedavg, _ = finish(Simulation(small("algorithm.name=fedavg", "train.rounds=3")))
+    splits, _ = finish(Simulation(small(*eager, "algorithm.warm_up=0")))
+    warm, _ = finish(Simulation(small(*eager)))
+    assert len(splits.server["models"]) > 1
+    assert leaves(warm.server["models"]) == leaves([fedavg.server["model"]])
+
+
+def test_a_state_of_version_0_1_goes_on_without_a_warm_up():
+    algorithm, state = begin(4, CFL())
+    del state["round"]
+    state = algorithm.aggregate(state, uploads(range(4), [[1, 0, 0], [-1, 0, 0], [1, 0.2, 0], [-1, 0, 0.2]]))
+    assert len(state["models"]) == 2
+    assert state["round"] == 21
 
 
 def test_norms_and_cosines_come_from_one_gram_matrix():

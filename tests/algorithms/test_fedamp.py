@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cwfed import mixing
-from cwfed.algorithms import FedAMP
+from cwfed.algorithms.fedamp import FedAMP
 from cwfed.errors import ConfigError
 from cwfed.simulation import Simulation
 from cwfed.types import Download, Output

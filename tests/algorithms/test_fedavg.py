@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cwfed.algorithms import FedAvg, FedProx, build
+from cwfed.algorithms import FedAvg, build
+from cwfed.algorithms.fedprox import FedProx
 from cwfed.errors import ConfigError
 from cwfed.simulation import Simulation
 from cwfed.types import Download, Output, Uploads
@@ -53,8 +54,10 @@ def test_local_clients_do_not_influence_each_other():
     """What client 0 becomes does not depend on who else is there."""
     everybody, _ = finish(Simulation(small("algorithm.name=local")))
     alone = Simulation(small("algorithm.name=local"))
-    alone._sample = lambda number: [0]
-    only, _ = finish(alone)
+    alone.members = [0]
+    only, events = finish(alone)
+    assert [event.participants for event in events] == [[0]] * 3
+    assert only.kept.keys() == {0}
     assert leaves(everybody.kept[0]) == leaves(only.kept[0])
 
 

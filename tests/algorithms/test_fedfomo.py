@@ -3,11 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cwfed.algorithms import FedFomo
-from cwfed.algorithms.fedfomo import fomo_weights
+from cwfed.algorithms.fedfomo import FedFomo, fomo_weights
 from cwfed.errors import ConfigError
 from cwfed.simulation import Simulation
-from cwfed.types import Download
+from cwfed.types import Download, Start
 from tests.algorithms.helpers import Client, model, task, uploads
 from tests.conftest import finish, small
 
@@ -15,7 +14,59 @@ from tests.conftest import finish, small
 WANTS_ONE = Client(lambda w: (w - torch.tensor([1.0, 0.0, 0.0])).square().sum())
 
 
+def kept(trained, reference):
+    """What a client keeps: the model it trained, and the one that it trained from."""
+    return trained | FedFomo().remember(Start(reference))
+
+
+def test_the_reference_is_the_model_before_the_last_training_by_hand():
+    # It trained from (0,0,0), loss 1, to (.5,0,0), loss 1/4: its own gain is (1 - 1/4) / (1/2) = 3/2.
+    # A = (1,0,0): loss 0, distance 1 from the reference -> gain 1. B = (3,0,0): loss 4 -> 0.
+    # Weights own 3/5, A 2/5 -> w = 3/5 * 1/2 + 2/5 * 1 = 0.7. (Against its own model instead, A has all the weight: w = 1.)
+    own = kept(model(0.5, 0.0, 0.0), model(0.0, 0.0, 0.0))
+    got = Download((model(1.0, 0.0, 0.0), model(3.0, 0.0, 0.0)))
+    mixed, weights = FedFomo().mix(got, own, WANTS_ONE)
+    torch.testing.assert_close(weights, torch.tensor([0.4, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(mixed["w"], torch.tensor([0.7, 0.0, 0.0]))
+
+
+def test_where_no_model_helps_the_last_training_is_taken_back():
+    # from (1,0,0), loss 0, it trained to (2,0,0), loss 1; the other's is worse still: all weights 0, w = w_ref
+    own = kept(model(2.0, 0.0, 0.0), model(1.0, 0.0, 0.0))
+    mixed, weights = FedFomo().mix(Download((model(3.0, 0.0, 0.0),)), own, WANTS_ONE)
+    assert weights.tolist() == [0.0]
+    assert mixed["w"].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_its_own_model_counts_once_also_where_the_server_sends_it_back():
+    own = kept(model(0.5, 0.0, 0.0), model(0.0, 0.0, 0.0))
+    got = Download((model(0.5, 0.0, 0.0), model(1.0, 0.0, 0.0), model(3.0, 0.0, 0.0)))
+    mixed, weights = FedFomo().mix(got, own, WANTS_ONE)
+    assert weights.tolist() == [0.0, pytest.approx(0.4), 0.0]
+    torch.testing.assert_close(mixed["w"], torch.tensor([0.7, 0.0, 0.0]))
+
+
+def test_in_a_run_the_reference_is_where_the_last_training_started():
+    simulation = Simulation(small("algorithm.name=fedfomo", "train.rounds=2"))
+    starts = {}
+
+    class Watched(FedFomo):
+        def begin(self, got, own, data):
+            start = super().begin(got, own, data)
+            starts.setdefault(len(starts), start.params)
+            return start
+
+    simulation.algorithm = simulation.engine.algorithm = Watched()
+    progress, _ = finish(simulation)
+    last = list(starts.values())[-simulation.clients :]
+    for client, start in enumerate(last):
+        for name, w in start.items():
+            assert torch.equal(progress.kept[client][f"reference.{name}"], w)
+            assert not torch.equal(progress.kept[client][name], w)
+
+
 def test_weights_and_mix_by_hand():
+    # a client that has not trained yet: its own model is the reference and no gain.
     # own (0,0,0): loss 1. A = (1,0,0): loss 0, distance 1 -> gain 1. B = (3,0,0): loss 4 -> harmful, weight 0.
     # C = (.5,0,0): loss 1/4, distance 1/2 -> gain 3/2. Weights 2/5, 0, 3/5 -> w = 2/5 * 1 + 3/5 * 1/2 = 0.7
     got = Download((model(1.0, 0.0, 0.0), model(3.0, 0.0, 0.0), model(0.5, 0.0, 0.0)))
@@ -28,7 +79,7 @@ def test_a_harmful_model_gets_no_weight_and_its_own_model_is_no_gain():
     own = model(1.0, 0.0, 0.0)
     mixed, weights = FedFomo().mix(Download((model(3.0, 0.0, 0.0), model(1.0, 0.0, 0.0))), own, WANTS_ONE)
     assert weights.tolist() == [0.0, 0.0]
-    assert mixed is own
+    assert mixed == own
 
 
 def test_weights_are_finite_for_models_that_are_almost_the_same():

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from cwfed import models, session
-from cwfed.algorithms import FedNH
-from cwfed.algorithms.fednh import PrototypeHead
+from cwfed.algorithms.fednh import FedNH, PrototypeHead
 from cwfed.errors import ConfigError
 from cwfed.models import InputShape
 from cwfed.predict import load_model
@@ -62,12 +61,29 @@ def test_prototypes_stay_on_the_sphere_and_are_not_trained_by_gradient(learn_sca
     fixed, _ = finish(Simulation(small(*settings, "algorithm.rho=1")))
     torch.testing.assert_close(fixed.server["model"]["output.weight"], simulation.fresh(0)["output.weight"])
     assert ("output.scale" in progress.server["model"]) == (learn_scale == "true")
-    if learn_scale == "true":
-        assert progress.server["model"]["output.scale"].item() != 30.0
+
+
+def test_the_scale_is_learnt_from_one_and_averaged_like_the_body():
+    simulation = Simulation(small("algorithm.name=fednh", "train.rounds=3"))
+    assert simulation.fresh(0)["output.scale"].item() == 1.0
+    progress, _ = finish(simulation)
+    assert progress.server["model"]["output.scale"].item() != 1.0
+    algorithm = FedNH()
+    state = algorithm.init(lambda c: {"layer.scale": torch.tensor(1.0), "layer.weight": torch.eye(2)}, task(2))
+    extras = {"prototypes": torch.eye(2).repeat(2, 1, 1), "class_counts": torch.ones(2, 2)}
+    up = Uploads((0, 1), {"layer.scale": torch.tensor([2.0, 5.0])}, torch.tensor([1, 99]), extras)
+    assert algorithm.aggregate(state, up)["model"]["layer.scale"].item() == 3.5
+
+
+def test_a_fixed_scale_is_no_parameter():
+    simulation = Simulation(small("algorithm.name=fednh", "algorithm.learn_scale=false", "algorithm.scale=30"))
+    progress, _ = finish(simulation)
+    assert "output.scale" not in progress.server["model"]
+    assert simulation.template.output.scale == 30.0
 
 
 def test_classes_nobody_has_keep_their_prototype():
-    simulation = Simulation(small("algorithm.name=fednh"))  # six clients hold the digits 0 to 5
+    simulation = Simulation(small("algorithm.name=fednh", "data.clients=3"))  # they hold the digits 0 to 5
     progress, _ = finish(simulation)
     before, after = simulation.fresh(0)["output.weight"], progress.server["model"]["output.weight"]
     assert torch.equal(before[6:], after[6:])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cwfed import losses
-from cwfed.algorithms import CwFedAvg, FedUV
+from cwfed.algorithms import CwFedAvg
+from cwfed.algorithms.feduv import FedUV
 from cwfed.errors import ConfigError
 from cwfed.simulation import Simulation
 from cwfed.types import Output, Start
@@ -29,6 +30,40 @@ def test_uniformity_leaves_zero_distances_out_of_the_median():
     # points 0, 0, 2: squared distances 0, 4, 4; the median of the non-zero ones is 4
     value = losses.uniformity(torch.tensor([[0.0], [0.0], [2.0]]))
     assert value.item() == pytest.approx((1 + 2 * math.exp(-1)) / 3)
+
+
+@pytest.mark.parametrize("times", [0.01, 3.0, 1000.0])
+def test_uniformity_does_not_depend_on_the_scale_of_the_features(times):
+    """exp(-d / s) with d and s both squared lengths: the value stays, the gradient has no part along h."""
+    torch.manual_seed(0)
+    h = torch.randn(10, 16, dtype=torch.float64)
+    larger = (times * h).requires_grad_()
+    value = losses.uniformity(larger)
+    (gradient,) = torch.autograd.grad(value, larger)
+    torch.testing.assert_close(value, losses.uniformity(h))
+    assert abs((gradient * larger).sum().item()) < 1e-12  # -0.73 where the median is detached
+    assert (gradient * times).norm() > 0.01
+
+
+def test_uniformity_gradient_by_hand():
+    # points 0, 1, 3 on a line, s = 4 the squared distance of 1 and 3, which itself moves with them.
+    # value = (e^{-a^2/s} + e^{-1} + e^{-b^2/s}) / 3 with a = x1 - x0 = 1, b = x2 - x0 = 3, s = (x2 - x1)^2 = 4
+    x = torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(losses.uniformity(x), x)
+    near, far = math.exp(-1 / 4), math.exp(-9 / 4)
+    by_a, by_b = -2 * 1 / 4 * near / 3, -2 * 3 / 4 * far / 3  # d value / da, d value / db
+    by_s = (1 * near + 9 * far) / 4**2 / 3
+    ds = 2 * 2 * by_s  # ds/dx2 = 2 (x2 - x1) = 4 = -ds/dx1
+    expected = [-by_a - by_b, by_a - ds, by_b + ds]
+    assert gradient.flatten().tolist() == pytest.approx(expected)
+
+
+def test_uniformity_and_its_gradient_under_vmap():
+    torch.manual_seed(0)
+    h = torch.randn(5, 6, 3)
+    h[0, 1] = h[0, 0]  # a distance of zero
+    each = torch.func.grad(losses.uniformity)
+    torch.testing.assert_close(torch.vmap(each)(h), torch.stack([each(one) for one in h]))
 
 
 @pytest.mark.parametrize("batch", [torch.zeros(3, 2), torch.full((1, 4), 0.25), torch.ones(5, 1)])

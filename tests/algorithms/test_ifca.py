@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cwfed.algorithms import IFCA
+from cwfed.algorithms.ifca import IFCA
 from cwfed.data import Dataset, Federation, Shard
 from cwfed.errors import ConfigError
 from cwfed.simulation import Simulation

@@ -19,7 +19,8 @@ def chaos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chaos")
     for parent in (folder, *list(folder.parents)[:2]):
         parent.chmod(0o755)  # a process with fewer rights must get there
-    return Chaos(folder)
+    with Chaos(folder) as chaos:
+        yield chaos
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(chaos):
@@ -66,9 +67,9 @@ def test_soak(tmp_path):
         parent.chmod(0o755)
     seed = int(os.environ.get("CWFED_SOAK_SEED", "0"))
     end = time.monotonic() + float(os.environ.get("CWFED_SOAK_SECONDS", "180"))
-    chaos = Chaos(tmp_path, seed)
-    kinds = chaos.kinds()
-    while time.monotonic() < end:
-        chaos.random.choice(kinds)()
+    with Chaos(tmp_path, seed) as chaos:
+        kinds = chaos.kinds()
+        while time.monotonic() < end:
+            chaos.random.choice(kinds)()
     assert chaos.counts["resumed"] > 0
     print(json.dumps(dict(sorted(chaos.counts.items())), indent=1))

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import pytest
 from cwfed import cli
 from cwfed.checkpoint import read_tensors
 from cwfed.folder import RunFolder
+from tests import processes
 from tests.conftest import without_seconds
 
 NOBODY = 65534
@@ -40,9 +40,11 @@ def bits(folder: Path) -> str:
     for event in run.events():
         if event.kind != "note":
             sha.update(repr(sorted(without_seconds(event).items())).encode())
-    for client, name in sorted(run.read_json("models/index.json").items()):
-        tensors, _ = read_tensors(folder / "models" / name)
-        sha.update(repr((client, [(k, v.tolist()) for k, v in sorted(tensors.items())])).encode())
+    for index in sorted((folder / "models").rglob("index.json")):
+        place = index.relative_to(folder)
+        for client, name in sorted(run.read_json(str(place)).items()):
+            tensors, _ = read_tensors(index.parent / name)
+            sha.update(repr((str(place), client, [(k, v.tolist()) for k, v in sorted(tensors.items())])).encode())
     return sha.hexdigest()
 
 
@@ -52,13 +54,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in paths}
 
 
+Death = tuple[Path, int, float]
+"""SIGKILL: so many seconds after that file has so many lines."""
+
 PROCESSES = multiprocessing.get_context("forkserver")
 """Real processes, forked from one that has imported everything: a start takes no seconds, and one without rights needs no files."""
 PROCESSES.set_forkserver_preload(["tests.chaos.preload"])
 
 
-def carry_out(command: list[str], folder: str, cache: str, said: str, user: int) -> None:
+def carry_out(command: list[str], folder: str, cache: str, said: str, user: int, death: Death | None) -> None:
     """A `cwfed` command as the process that this is."""
+    if death:
+        processes.die_after_lines(*death)
     os.chdir(folder)
     os.environ["CWFED_CACHE"] = cache
     handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -89,7 +96,7 @@ class Running:
     stderr: Path
 
     def wait(self) -> Done:
-        self.process.join(120)
+        self.process.join(processes.LIMIT)
         code = self.process.exitcode
         self.process.kill()
         assert code is not None, "the run hangs"
@@ -106,7 +113,7 @@ class Chaos:
     seed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     """What was done and how it ended: kills, flipped bytes, resumed, refused."""
-    launched: int = 0
+    launched: list[BaseProcess] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -121,39 +128,42 @@ class Chaos:
         assert done.code == 0, done.said
         self.expected = bits(self.folder / "whole")
         # one checkpoint a round, broken off in the middle: what most disturbances begin with
-        self.start(self.folder / "half", until=ROUNDS // 2)
+        self.start(self.folder / "half", until=ROUNDS // 2, within=0)
+        assert not (self.folder / "half" / "summary.json").exists()
         self.counts.clear()
 
     # --- real processes
+
+    def __enter__(self) -> Chaos:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left running, whatever went wrong."""
+        for process in self.launched:
+            process.kill()
 
     def command(self, *arguments: str) -> list[str]:
         settings = ["data.name=csv", f"data.path={self.data}", "data.clients=4", "data.partition=iid"]
         settings += [f"train.rounds={ROUNDS}", "train.dropout=0.1", "run.checkpoint_seconds=0", "run.engine=loop"]
         return ["cwfed", "run", *arguments, *(f"--set={s}" for s in settings)]
 
-    def launch(self, folder: Path, user: int = 0) -> Running:
-        self.launched += 1
-        said = self.folder / f"stderr-{self.launched}"
+    def launch(self, folder: Path, user: int = 0, death: Death | None = None) -> Running:
+        said = self.folder / f"stderr-{len(self.launched)}"
         command = self.command("--resume", "--out", str(folder))
         process = PROCESSES.Process(
-            target=carry_out, args=(command, str(self.folder), str(self.cache), str(said), user)
+            target=carry_out, args=(command, str(self.folder), str(self.cache), str(said), user, death)
         )
         process.start()
+        self.launched.append(process)
         return Running(process, said)
 
     def resume(self, folder: Path, user: int = 0) -> Done:
         return self.launch(folder, user).wait()
 
-    def start(self, folder: Path, until: int) -> None:
-        """Start or go on with a run, and kill it when events.jsonl has so many lines, or a little later."""
-        running = self.launch(folder)
-        deadline = time.monotonic() + 100
-        events = folder / "events.jsonl"
-        while running.process.is_alive() and not (events.exists() and events.read_bytes().count(b"\n") > until):
-            assert time.monotonic() < deadline, "the run hangs"
-            time.sleep(0.0005)
-        time.sleep(self.random.random() * 0.02)  # anywhere in a round, an event, a checkpoint, a model
-        running.process.kill()
+    def start(self, folder: Path, until: int, within: float = 0.02) -> None:
+        """Start or go on with a run that is killed when events.jsonl has so many lines, or a little later."""
+        later = self.random.random() * within  # anywhere in a round, an event, a checkpoint, a model
+        running = self.launch(folder, death=(folder / "events.jsonl", until + 1, later))
         self.counts["kills"] += running.wait().code == -signal.SIGKILL
 
     # --- the judgement

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,6 +56,36 @@ def test_balanced_and_shuffled_variants():
     mixed = held(partition(LABELS, PartitionSpec("pathological", 20, shuffled=True), seed=0, classes=10))
     assert mixed[0] != [0, 1]
     assert {len(classes) for classes in mixed} == {2}
+
+
+@pytest.mark.parametrize(
+    ("classes", "per_class", "per_client", "frozen"),
+    [(10, 300, 2, "7ef03fff78e219b4"), (100, 60, 10, "ed497d770b75a6cb"), (200, 30, 20, "133ac47525f9b10b")],
+)
+def test_the_paper_s_pathological_splits_are_frozen(classes, per_class, per_client, frozen):
+    """Hashes of the version before no class was left out: 20 clients and these classes never left one out."""
+    labels = np.repeat(np.arange(classes), per_class)
+    sha = hashlib.sha256()
+    for share in partition(labels, PartitionSpec("pathological", 20, per_client), seed=0, classes=classes):
+        sha.update(len(share).to_bytes(8, "little") + share.astype("<i8").tobytes())
+    assert sha.hexdigest()[:16] == frozen
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 25), st.integers(2, 40), st.integers(1, 40), st.booleans(), st.booleans())
+def test_no_class_is_left_out_where_the_clients_have_room_for_all(clients, classes, per_client, balanced, shuffled):
+    labels = np.repeat(np.arange(classes), 60)
+    spec = PartitionSpec("pathological", clients, min(per_client, classes), balanced=balanced, shuffled=shuffled)
+    shares = partition(labels, spec, seed=0, classes=classes)
+    room = clients * spec.classes_per_client
+    assert len({k for of_client in held(shares, labels) for k in of_client}) == min(classes, room)
+    assert max(map(len, held(shares, labels))) <= spec.classes_per_client
+
+
+def test_six_clients_hold_all_ten_classes_by_hand():
+    # 12 places for 10 classes, two takers a class: after class 1 there are 8 places for 8 classes, one each
+    shares = partition(LABELS, PartitionSpec("pathological", 6), seed=0, classes=10)
+    assert held(shares) == [[0, 1], [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
 def test_classes_left_over_go_to_nobody():
@@ -114,6 +146,42 @@ def test_the_split_is_the_same_on_every_machine():
     shares = partition(LABELS, PartitionSpec("dirichlet", 5, alpha=0.3), seed=1, classes=10)
     assert [len(s) for s in shares] == [750, 717, 553, 503, 477]
     assert [int(s.sum()) for s in shares] == [1416968, 769282, 1291282, 559602, 461366]
+
+
+def test_the_paper_s_pathological_split_is_the_same_on_every_machine():
+    shares = partition(LABELS, PartitionSpec("pathological", 20), seed=1, classes=10)
+    assert [len(s) for s in shares[:8]] == [71, 58, 77, 394, 47, 83, 64, 406]
+    assert [int(s.sum()) for s in shares[-4:]] == [276025, 291574, 230024, 822077]
+    mixed = partition(LABELS, PartitionSpec("pathological", 20, balanced=True, shuffled=True), seed=1, classes=10)
+    assert [int(s.sum()) for s in mixed[:5]] == [89186, 90562, 89413, 90539, 224533]
+    even = partition(LABELS, PartitionSpec("iid", 4), seed=1, classes=10)
+    assert [int(s.sum()) for s in even] == [1108836, 1125166, 1142462, 1122036]
+
+
+def test_split_is_the_same_on_every_machine():
+    train, validation, test = split(np.arange(10, 30), seed=1, client=2, validation=0.2)
+    assert train.tolist() == [11, 12, 15, 16, 18, 19, 21, 22, 23, 24, 25, 26]
+    assert (validation.tolist(), test.tolist()) == ([14, 17, 20], [10, 13, 27, 28, 29])
+
+
+def test_the_least_a_client_may_hold_by_hand():
+    assert PartitionSpec("dirichlet", 20, batch_size=10).least(3000) == 40  # a batch of 10 is a quarter of it
+    assert PartitionSpec("dirichlet", 50, batch_size=10).least(3000) == 30  # half of an even share
+
+
+def test_a_class_that_falls_on_full_clients_only_goes_to_the_emptiest():
+    """With alpha so small, a draw is one client; whoever is full gets nothing more."""
+    spec = PartitionSpec("dirichlet", 3, alpha=1e-4, batch_size=1)
+    labels = np.repeat(np.arange(3), 100)
+    for seed in range(5):
+        shares = partition(labels, spec, seed, classes=3)
+        assert sorted(map(tuple, held(shares, labels))) == [(0,), (1,), (2,)]
+
+
+def test_a_client_without_a_sample_is_an_error():
+    labels = np.array([0] * 20 + [1])
+    with pytest.raises(DataError, match=r"leaves client \d without a sample"):
+        partition(labels, PartitionSpec("pathological", 4, classes_per_client=1), seed=0, classes=2)
 
 
 def test_split_is_75_25_with_the_validation_part_from_the_training_data():

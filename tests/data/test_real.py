@@ -8,6 +8,8 @@ import pytest
 from cwfed import config as configs
 from cwfed import session
 from cwfed.data.sources import SourceSpec, load
+from cwfed.experiment import deal
+from cwfed.reproduce import spec
 
 
 def run(real_data, *settings):
@@ -67,3 +69,13 @@ def test_resnet18_on_tiny_imagenet(real_data, policy):
     )  # fmt: skip
     assert summary["parameters"] == 11_279_112
     assert 0 <= summary["reported"]["accuracy"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", spec.settings().settings)
+def test_every_setting_of_the_paper_can_be_dealt_out(real_data, name):
+    config = spec.Setup(name, "paper").config
+    federation = deal(config, real_data)
+    held = [len(shard.train) + len(shard.test) for shard in federation.shards.values()]
+    assert sum(held) == len(federation.data.labels)  # nothing is held out
+    assert len(held) == config.data.clients

@@ -38,7 +38,16 @@ def outcome(*settings):
 
 
 @pytest.mark.parametrize(
-    "model", ["with_dropout", "with_dropout_2d", "with_batch_norm", "with_cumulative_batch_norm"]
+    "model",
+    [
+        "with_dropout",
+        "with_dropout_2d",
+        "with_batch_norm",
+        "with_cumulative_batch_norm",
+        "with_attention",
+        "with_lstm",
+        "with_other_draws",
+    ],
 )
 def test_same_bits_for_any_number_of_workers(model):
     name = f"model.name={__name__}:{model}"
@@ -59,6 +68,69 @@ def with_cumulative_batch_norm(shape, classes):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), norm, nn.ReLU(), nn.Linear(32, classes))
     model.output_layer = "4"
     return model
+
+
+class Rows(nn.Module):
+    """The rows of an image as a sequence, through a layer that draws inside itself."""
+
+    output_layer = "output"
+
+    def __init__(self, classes, inside):
+        super().__init__()
+        self.inside, self.output = inside, nn.Linear(8, classes)
+
+    def forward(self, images):
+        found = self.inside(images.flatten(1).unflatten(1, (8, 8)))
+        return self.output((found[0] if isinstance(found, tuple) else found).mean(1))
+
+
+def with_attention(shape, classes):
+    """torch's layer as it comes: dropout 0.1 behind both halves, and inside the attention."""
+    return Rows(classes, nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+
+
+def with_lstm(shape, classes):
+    return Rows(classes, nn.LSTM(8, 8, num_layers=2, dropout=0.5, batch_first=True))
+
+
+def with_other_draws(shape, classes):
+    layers = [nn.Linear(8, 8), nn.RReLU(), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3)]
+    return Rows(classes, nn.Sequential(*layers, nn.GRU(8, 8, num_layers=2, dropout=0.5, batch_first=True)))
+
+
+@pytest.mark.parametrize("model", ["with_attention", "with_lstm", "with_other_draws"])
+def test_what_modules_draw_inside_themselves_is_seeded(model):
+    """By round and client alone; the masks are others with another seed, and gone when nobody trains."""
+    simulation = Simulation(small("model.options={}", f"model.name={__name__}:{model}", "run.engine=loop"))
+    bench = simulation.engine._benches[0]
+    bench.load(simulation.fresh(0))
+    inputs, _ = bench.samples.batch(np.arange(20))
+
+    def forward(seed):
+        bench._generator.manual_seed(seed)
+        return bench.forward(inputs).logits
+
+    before = torch.get_rng_state()
+    bench.model.train()
+    assert torch.equal(forward(1), forward(1))
+    assert not torch.equal(forward(1), forward(2))
+    bench.model.eval()
+    assert torch.equal(forward(1), forward(2))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_attention_without_seeding_would_be_refused(monkeypatch):
+    """The layer does draw from the global generator: were it left alone, its runs could not be repeated."""
+    monkeypatch.setattr("cwfed.engine.draws.DRAW_INSIDE", ())
+    with pytest.raises(RunError, match="global random generator"):
+        outcome(f"model.name={__name__}:with_attention", "run.engine=loop")
+
+
+def test_a_model_with_attention_runs_by_default():
+    simulation = Simulation(small("model.options={}", f"model.name={__name__}:with_attention"))
+    assert simulation.engine.name == "loop"
+    assert "random" in simulation.engine.why
+    finish(simulation)
 
 
 def test_dropout_really_drops():

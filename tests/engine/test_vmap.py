@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 import weakref
 
@@ -20,6 +19,7 @@ from cwfed.errors import ConfigError, RunError
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
 from cwfed.types import Start
+from tests import processes
 from tests.conftest import finish, leaves, small
 
 
@@ -260,10 +260,12 @@ def test_tracing_does_not_change_the_bits(monkeypatch):
         lines = [len(function._lines) for function in functions]
         return lines, leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
 
+    for name in ("TRACE_AFTER", "FIRST_TRACE_AFTER"):
+        monkeypatch.setattr(traced, name, 10**9)
     lines, *untraced = outcome()
     assert lines == [0, 0]
-    monkeypatch.setattr(traced, "TRACE_AFTER", 2)
-    monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
+    for name in ("TRACE_AFTER", "FIRST_TRACE_AFTER"):
+        monkeypatch.setattr(traced, name, 2)
     lines, *found = outcome()
     assert min(lines) > 0
     assert found == untraced
@@ -464,4 +466,4 @@ def test_the_start_of_a_run_does_not_load_torchs_compiler():
         "s = Simulation(config.load(None, ['train.rounds=1'])); list(s.rounds(s.start())); s.close();"
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    processes.run([sys.executable, "-c", code], check=True)

@@ -151,11 +151,25 @@ def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
     for mine, its in zip(ours, theirs, strict=True):
         different = {key for key in mine if mine[key] != its[key]}
         assert different <= {"seconds", "engine", "down_to_measure"} | not_uploaded
-    index = json.loads((tmp_path / "ours" / "models" / "index.json").read_text())
-    assert index == json.loads((tmp_path / "flower" / "models" / "index.json").read_text())
-    for file in {name for client, name in index.items() if client.isdigit()}:
-        mine, its = (load_file(tmp_path / side / "models" / file) for side in ("ours", "flower"))
-        assert all(torch.equal(mine[n], its[n]) for n in mine)
+    ours, theirs = (saved_models(tmp_path / side / "models") for side in ("ours", "flower"))
+    assert ours == theirs
+
+
+def saved_models(folder):
+    """The files of the last round and of the round that validation picked."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.federation
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # Ray's
+def test_on_flower_too_the_models_that_validation_picked_are_saved(tmp_path):
+    """In an algorithm whose clients keep their models: by the end they have thrown those of that round away."""
+    config = small("train.rounds=8", "train.lr=0.3", "algorithm.name=fedavg-ft", "data.clients=4", "run.engine=loop")
+    summary = session.run(config, tmp_path / "ours")
+    assert summary["picked_rounds"]["trained"]["validated"] <= 4
+    session.run(config, tmp_path / "flower", backend="flower")
+    assert (tmp_path / "flower" / "models" / "validated" / "index.json").exists()
+    assert saved_models(tmp_path / "flower" / "models") == saved_models(tmp_path / "ours" / "models")
 
 
 def test_the_servers_folder_has_metrics_and_checkpoints_and_can_be_reported(tmp_path):

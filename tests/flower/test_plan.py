@@ -25,8 +25,10 @@ from cwfed import data
 from cwfed.errors import ConfigError, CwfedError, DataError
 from cwfed.experiment import deal
 from cwfed.flower import Plan, keys, wire
+from cwfed.flower.client import Site, _node_worker
 from cwfed.flower.project import write_project
 from cwfed.types import Download, Form
+from tests import processes
 from tests.conftest import small
 from tests.flower.helpers import plan_of
 
@@ -35,7 +37,7 @@ TABLE = {"federation.shape": "1x8x8", "federation.classes": 10, "train.rounds": 
 
 def cwfed(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).parent / "cwfed"
-    return subprocess.run([program, *command], cwd=cwd, capture_output=True, text=True, timeout=120)
+    return processes.run([program, *command], cwd=cwd)
 
 
 # --- the plan
@@ -104,6 +106,17 @@ def test_the_command_exports_node_folders(tmp_path):
     done = cwfed("data", "export", "--set", "data.clients=3", "--out", "nodes", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in (tmp_path / "nodes").iterdir()) == ["client-000", "client-001", "client-002"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfomo"])
+def test_a_node_splits_its_data_by_the_split_seed(method):
+    def shard(*settings: str) -> list[list[int]]:
+        plan = plan_of(small(f"algorithm.name={method}", *settings), 2)
+        own = _node_worker(plan, Site("here", data.load(data.SourceSpec("digits"))), 0).federation.shards[0]
+        return [part.tolist() for part in (own.train, own.validation, own.test, own.holdout)]
+
+    assert shard("data.split_seed=7", "run.seed=1") == shard("data.split_seed=7", "run.seed=2") == shard("run.seed=7")
+    assert shard("data.split_seed=7", "run.seed=1") != shard("run.seed=1")
 
 
 # --- the project

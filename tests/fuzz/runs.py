@@ -31,6 +31,7 @@ RUN_FILES = [
     "manifest.json",
     "summary.json",
     "models/index.json",
+    "models/rounds.json",
     "models/client-00000.safetensors",
 ]
 

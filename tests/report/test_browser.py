@@ -6,7 +6,6 @@ import html
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from cwfed import compare
 from cwfed.report import page
 from cwfed.report.runs import Group, LeftOut, Method, read_run
+from tests import processes
 from tests.conftest import small
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -94,7 +94,7 @@ def visit(report: Path, tmp_path: Path, *flags: str) -> dict:
         "--dump-dom",
         f"file://{tmp_path}/acted.html",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = processes.run(command)
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.S)
     assert found, f"the page's script did not finish: {done.stderr[-2000:]}"
     return json.loads(html.unescape(found[1]))

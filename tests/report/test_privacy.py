@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,13 @@ def test_lines_are_means_of_the_events(runs):
         0.8, abs=0.01
     )  # two of ten classes: 1/10 for each is wrong for 8/10 of the samples
     assert [line.round for line in privacy.some_rounds(lines)] == [1, 2, 4, 1, 2, 4]
+
+
+def test_an_estimate_of_another_version_is_drawn_too(runs):
+    record = read_run(runs / "wdr")
+    rounds = [replace(r, leaks={f"guess {i}": r.leaks["norms"] for i in range(6)}) for r in record.rounds]
+    lines, _ = privacy.audit([replace(record, rounds=rounds)])
+    assert len(privacy.picture(lines).axes[0].lines) == 6 + 1  # and what 1/K for every class would have
 
 
 def test_the_command_compares_runs_and_leaves_a_picture_and_tables(runs, tmp_path):

@@ -113,14 +113,22 @@ def test_spread_over_seeds_by_hand():
     summaries = [
         {"algorithm": "a", "accuracy": {p: dict.fromkeys(summary.PICKINGS, a) for p in ("received", "trained")},
          "reported": {"accuracy": a, "phase": "received", "picking": "best"}, "per_client": {"worst_decile": a},
-         "correlation": None, "traffic": {"down": 1, "up": 2}, "seconds": {"total": 1.0}}
-        for a in (0.5, 0.7)
+         "correlation": None, "traffic": {"down": 1, "up": 2}, "seconds": {"total": 1.0}, "notes": notes}
+        for a, notes in ((0.5, ["a"]), (0.7, ["a", "b"]))
     ]  # fmt: skip
     row = summary.aggregate("a", summaries)
     assert row["accuracy"]["received"]["best"]["mean"] == pytest.approx(0.6)
     assert row["accuracy"]["received"]["best"]["std"] == pytest.approx(0.02**0.5)  # sample std of 0.5, 0.7
     assert row["correlation"] == {"mean": None, "std": None}
     assert row["traffic"]["mean"] == 3
+    reported = {"phase": "received", "picking": "best", "mean": pytest.approx(0.6), "std": pytest.approx(0.02**0.5)}
+    assert row["reported"] == reported
+    assert row["notes"] == ["a", "b"]
+
+
+def test_footnotes_say_which_methods_they_are_about():
+    rows = [{"label": "x", "notes": ["of all", "of one"]}, {"label": "y", "notes": ["of all"]}]
+    assert tables.footnotes(rows) == ["of all", "x: of one"]
 
 
 def test_entries_take_settings_and_the_config_s_own():

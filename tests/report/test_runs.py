@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,38 @@ def test_runs_are_grouped_by_experiment_and_seeds_belong_together(whole):
     assert "IID" in groups[1].title
     assert groups[0].differing()["algorithm.wdr"].count(0.0) == 1
     assert "run.seed" not in groups[0].differing()
+
+
+def test_runs_of_other_rounds_or_learning_rates_are_not_ranked_together(whole, tmp_path):
+    session.run(small("train.rounds=3"), tmp_path / "longer")
+    session.run(small("train.rounds=2", "train.lr=0.1"), tmp_path / "faster")
+    records, _ = runs.collect([whole / "cwfedavg-0", whole / "fedavg-0", tmp_path])
+    groups = runs.group(records)
+    assert sorted(len(group.methods) for group in groups) == [1, 1, 2]
+    words = "digits, 2 classes a client, 6 clients, mlp; train.rounds={}, train.lr={}"
+    expected = {words.format(*pair) for pair in ((2, 0.05), (3, 0.05), (2, 0.1))}
+    assert {group.title for group in groups} == expected
+    page.write(tmp_path / "r.html", "x", groups)
+    text = (tmp_path / "r.html").read_text()
+    assert text.count("<tr class=best>") == 1  # of the two methods that can be ranked
+    assert all(title in text for title in expected)
+    done = cwfed("report", whole / "cwfedavg-0", tmp_path / "longer", "-o", "r.html", cwd=tmp_path)
+    assert "not ranked together" in " ".join(done.stdout.split())
+
+
+def test_an_unknown_partition_has_its_name_in_reports(whole, tmp_path):
+    """As a version that knows one more would have left it; this one's config refuses it, then it is left out by name."""
+    record = runs.read_run(whole / "cwfedavg-0")
+    data = record.config.data.model_copy(update={"partition": "shards"})
+    other = replace(record, config=record.config.model_copy(update={"data": data}))
+    (group,) = runs.group([other])
+    assert group.title == "digits, shards, 6 clients, mlp"
+    page.write(tmp_path / "r.html", "x", [group])
+    figures.everything(group)
+    folder = copied(whole, tmp_path)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace('"pathological"', '"shards"'))
+    assert "data.partition = 'shards' is not possible" in left_out(folder)[1]
 
 
 def test_curves_over_rounds_bytes_and_seconds_by_hand(whole):

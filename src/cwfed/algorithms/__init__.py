@@ -1,58 +1,42 @@
-"""The algorithms: one paper, one file. A plain dict is the registry."""
+"""The algorithms: one paper, one file. Every class of a file here that sets `name` is registered under it."""
 
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import typing
 from dataclasses import MISSING
+from importlib import import_module
 from keyword import iskeyword
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from cwfed.algorithms.base import Algorithm, ClientData
-from cwfed.algorithms.cfl import CFL
 from cwfed.algorithms.cwfedavg import CwFedAvg
-from cwfed.algorithms.fedamp import FedAMP
-from cwfed.algorithms.fedavg import FedAvg, FedAvgFT, Local
-from cwfed.algorithms.fedfomo import FedFomo
-from cwfed.algorithms.fednh import FedNH
-from cwfed.algorithms.fedprox import FedProx
-from cwfed.algorithms.feduv import FedUV
-from cwfed.algorithms.ifca import IFCA
+from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError, did_you_mean
 from cwfed.plugins import load_object
 
-ALGORITHMS: dict[str, type[FedAvg]] = {
-    "fedavg": FedAvg,
-    "local": Local,
-    "fedavg-ft": FedAvgFT,
-    "fedprox": FedProx,
-    "fedamp": FedAMP,
-    "fedfomo": FedFomo,
-    "cfl": CFL,
-    "ifca": IFCA,
-    "fednh": FedNH,
-    "feduv": FedUV,
-    "cwfedavg": CwFedAvg,
-}
+__all__ = ["ALGORITHMS", "Algorithm", "ClientData", "CwFedAvg", "FedAvg", "build", "describe", "find", "name_of"]
 
-__all__ = [
-    "ALGORITHMS",
-    "CFL",
-    "IFCA",
-    "Algorithm",
-    "ClientData",
-    "CwFedAvg",
-    "FedAMP",
-    "FedAvg",
-    "FedAvgFT",
-    "FedFomo",
-    "FedNH",
-    "FedProx",
-    "FedUV",
-    "Local",
-]
+
+def _registered() -> dict[str, type[FedAvg]]:
+    """The classes of this folder's modules by name; a class that inherits its name is no entry of its own."""
+    found: dict[str, type[FedAvg]] = {}
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
+        module = import_module(f"{__name__}.{info.name}")
+        for cls in vars(module).values():
+            is_here = isinstance(cls, type) and cls.__module__ == module.__name__
+            if is_here and issubclass(cls, FedAvg) and "name" in vars(cls):
+                if cls.name in found:
+                    raise ConfigError(f"two algorithms are called {cls.name!r}: {found[cls.name]} and {cls}")
+                found[cls.name] = cls
+    return found
+
+
+ALGORITHMS = _registered()
+"""The algorithms by the name that a config gives them."""
 
 
 def find(name: str) -> type[FedAvg]:

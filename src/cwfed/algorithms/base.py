@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from cwfed.types import Download, Form, Output, Params, Phase, Start, Task, Uploads
+from cwfed.types import Cost, Download, Form, Output, Params, Phase, Sizes, Start, Task, Uploads
 
 S = TypeVar("S")
 
@@ -34,6 +34,8 @@ class ClientData(Protocol):
 class Algorithm(Protocol[S]):
     """One federated learning method. `FedAvg` implements all of it; others override what they change."""
 
+    name: ClassVar[str]
+    """What it is called in a config; a class of cwfed.algorithms that sets it is registered under it."""
     phase: ClassVar[Phase]
     """The phase on which the method is reported: where its personal model is."""
     keeps_model: ClassVar[bool]
@@ -42,6 +44,9 @@ class Algorithm(Protocol[S]):
     """What a participant downloads and uploads, in words."""
     work: ClassVar[str]
     """What a round costs beyond FedAvg, in words."""
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        """Its rows in the cost table; the first one is for these hyper-parameters."""
 
     def held_out(self) -> float:
         """Share of each client's training data that it holds out for the algorithm; not trained on."""
@@ -78,7 +83,8 @@ class Algorithm(Protocol[S]):
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
         """Where training starts and what it is pulled to.
 
-        `own` is the model the client kept (the initial one before its first round), None if it keeps none.
+        `own` is the model the client kept (the initial one before its first round) with what it remembers beside it,
+        None if it keeps none.
         """
 
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
@@ -86,3 +92,6 @@ class Algorithm(Protocol[S]):
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
         """What goes up beside the model."""
+
+    def remember(self, start: Start) -> Params:
+        """What a client of a method with `keeps_model` keeps beside the model it trained; part of its next `own`."""

@@ -6,7 +6,10 @@ and dW_i = w_i - (the model client i was sent):
     if ||mean_i dW_i|| < eps1 and max_i ||dW_i|| > eps2:
         split in two, by complete-linkage clustering of the cosine similarities of the dW_i
 
-Limiting case: a run that never splits is FedAvg (eps1 = 0).
+No cluster splits in the first `warm_up` rounds, as in the authors' code: the updates of an untrained model are large
+and disagree at every client, which says nothing about clusters.
+
+Limiting case: a run that never splits is FedAvg (eps1 = 0, or warm_up = all rounds).
 
 A client that did not take part keeps its cluster. Clusters are kept as one number a client, so they always
 partition the clients; two published versions lose the mapping from positions to clients at the second split.
@@ -24,13 +27,14 @@ from torch import Tensor
 from cwfed import mixing
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError
-from cwfed.types import Download, Params, Task, Uploads
+from cwfed.types import Cost, Download, Params, Sizes, Task, Uploads
 
 
 @dataclass(frozen=True)
 class CFL(FedAvg):
     """FedAvg in clusters that split when their clients pull in different directions."""
 
+    name: ClassVar[str] = "cfl"
     travels: ClassVar[str] = "2 models a participant, as FedAvg"
     work: ClassVar[str] = (
         "server: one Gram matrix of a cluster's updates, hierarchical clustering at a split; keeps a model a cluster"
@@ -40,16 +44,22 @@ class CFL(FedAvg):
     """A cluster may split when the norm of its mean update is below this."""
     eps2: float = 0.9
     """A cluster may split when the norm of its largest update is above this."""
+    warm_up: int = 20
+    """Rounds at the start in which no cluster splits."""
 
     def __post_init__(self) -> None:
-        if self.eps1 < 0 or self.eps2 < 0:
-            raise ConfigError("cfl: eps1 and eps2 must not be negative")
+        if self.eps1 < 0 or self.eps2 < 0 or self.warm_up < 0:
+            raise ConfigError("cfl: eps1, eps2 and warm_up must not be negative")
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        return [Cost(self.name, sizes.model, sizes.once, sizes.once, "one model per cluster: up to M after splits")]
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         return {
             "models": [fresh(0)],
             "cluster": torch.zeros(task.clients, dtype=torch.int64),
             "parameters": list(task.parameters),
+            "round": 0,
         }
 
     def send(self, state: Any, client: int) -> Download:
@@ -57,12 +67,13 @@ class CFL(FedAvg):
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         cluster, models = state["cluster"].clone(), list(state["models"])
+        done = state.get("round", self.warm_up)  # states of version 0.1 do not count their rounds
         for number in range(len(state["models"])):
             rows = [row for row, client in enumerate(up.clients) if state["cluster"][client] == number]
             if not rows:
                 continue
             groups = [rows]
-            if len(rows) > 2:
+            if len(rows) > 2 and done >= self.warm_up:
                 updates = {n: up.models[n][rows] - state["models"][number][n] for n in state["parameters"]}
                 side = self.split(mixing.gram(updates))
                 if side is not None:
@@ -75,7 +86,7 @@ class CFL(FedAvg):
                 else:  # the second half becomes a cluster of its own; whoever was absent stays in the first
                     cluster[[up.clients[row] for row in group]] = len(models)
                     models.append(model)
-        return state | {"models": models, "cluster": cluster}
+        return state | {"models": models, "cluster": cluster, "round": done + 1}
 
     def split(self, gram: Tensor) -> list[int] | None:
         """Which half each participant goes to, the first one to half 0; None where the cluster stays whole.

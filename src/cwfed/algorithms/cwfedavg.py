@@ -38,7 +38,7 @@ from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError
-from cwfed.types import Download, Form, Output, Params, Start, Task, Uploads
+from cwfed.types import Cost, Download, Form, Output, Params, Sizes, Start, Task, Uploads
 
 
 class ClassWise(TypedDict):
@@ -60,6 +60,7 @@ class ClassWise(TypedDict):
 class CwFedAvg(FedAvg):
     """Averages once per class, then mixes the class models by each client's class distribution."""
 
+    name: ClassVar[str] = "cwfedavg"
     work: ClassVar[str] = (
         "client: K row norms a batch; server: one matrix product, keeps min(K, participants) class-wise copies"
     )
@@ -93,6 +94,18 @@ class CwFedAvg(FedAvg):
                 f"cwfedavg replaces FedAvg's aggregation under a local objective; {type(self.objective).__name__} "
                 f"is more than a local objective: it has its own {', '.join(own)}"
             )
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        model, head, once = sizes.model, sizes.head, sizes.once
+        copies, distributions = min(sizes.classes, sizes.participants), sizes.clients * sizes.classes
+        lean_all, lean_output = copies * model, model - head + copies * head
+        bound = f"min(K, participants) = {copies} copies"
+        return [
+            Cost("cwfedavg (output), lean", lean_output + distributions, once, once, f"{copies} output layers"),
+            Cost("cwfedavg (all), lean", lean_all + distributions, once, once, bound),
+            Cost("cwfedavg (output), as published", model + sizes.classes * head, once, once, "and K output layers"),
+            Cost("cwfedavg (all), as published", sizes.classes * model, once, once, "K class models"),
+        ]
 
     # server
 

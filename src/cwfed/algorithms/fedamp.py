@@ -26,15 +26,16 @@ from torch import Tensor
 from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.algorithms.own_models import no_models, parameters_only, with_uploads
+from cwfed.algorithms.own_models import EVERY_MODEL, no_models, parameters_only, server_numbers, with_uploads
 from cwfed.errors import ConfigError
-from cwfed.types import Download, Output, Params, Phase, Start, Task, Uploads
+from cwfed.types import Cost, Download, Output, Params, Phase, Sizes, Start, Task, Uploads
 
 
 @dataclass(frozen=True)
 class FedAMP(FedAvg):
     """Every client is pulled towards a mix of the models that are like its own."""
 
+    name: ClassVar[str] = "fedamp"
     phase: ClassVar[Phase] = "trained"
     keeps_model: ClassVar[bool] = True
     travels: ClassVar[str] = "2 models a participant: the mix u_i down, its own model up"
@@ -50,6 +51,9 @@ class FedAMP(FedAvg):
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and self.sigma > 0 and self.lambda_ >= 0):
             raise ConfigError("fedamp: alpha and sigma must be positive, lambda must not be negative")
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        return [Cost(self.name, server_numbers(sizes), sizes.once, sizes.once, EVERY_MODEL)]
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         return no_models(fresh(0), task) | {"attention": torch.eye(task.clients, dtype=torch.float64)}

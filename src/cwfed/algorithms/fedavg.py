@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cwfed import mixing
 from cwfed.algorithms.base import ClientData
-from cwfed.types import Download, Form, Output, Params, Phase, Start, Task, Uploads
+from cwfed.types import Cost, Download, Form, Output, Params, Phase, Sizes, Start, Task, Uploads
 
 
 class OneModel(TypedDict):
@@ -29,10 +29,15 @@ class OneModel(TypedDict):
 class FedAvg:
     """One global model: the clients' models averaged by their number of samples."""
 
+    name: ClassVar[str] = "fedavg"
     phase: ClassVar[Phase] = "received"
     keeps_model: ClassVar[bool] = False
     travels: ClassVar[str] = "2 models a participant: one down, one up"
     work: ClassVar[str] = "nothing beyond training and one weighted mean"
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        note = "every client keeps its own model" if self.keeps_model else ""
+        return [Cost(self.name, sizes.model, sizes.once, sizes.once, note)]
 
     def held_out(self) -> float:
         return 0.0
@@ -74,11 +79,15 @@ class FedAvg:
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
         return {}
 
+    def remember(self, start: Start) -> Params:
+        return {}
+
 
 @dataclass(frozen=True)
 class FedAvgFT(FedAvg):
     """FedAvg whose clients fine-tune what they receive: the paper's Figure 4c. Same rounds, other phase."""
 
+    name: ClassVar[str] = "fedavg-ft"
     phase: ClassVar[Phase] = "trained"
     keeps_model: ClassVar[bool] = True
 
@@ -87,10 +96,14 @@ class FedAvgFT(FedAvg):
 class Local(FedAvg):
     """Every client alone: it starts from the common initial model and only ever trains its own."""
 
+    name: ClassVar[str] = "local"
     phase: ClassVar[Phase] = "trained"
     keeps_model: ClassVar[bool] = True
     travels: ClassVar[str] = "nothing"
     work: ClassVar[str] = "nothing beyond training; every client keeps its model"
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        return [Cost(self.name, 0, 0, 0, "every client keeps its own model")]
 
     def send(self, state: Any, client: int) -> Download:
         return Download(())

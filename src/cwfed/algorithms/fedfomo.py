@@ -3,12 +3,15 @@
 The client holds out part of its training data, downloads other clients' models w_n and weighs each by what it
 would gain from it:
 
-    weight_n = max(0, (L(w_own) - L(w_n)) / ||w_n - w_own||),   normalised to sum 1
-    w        = w_own + sum_n weight_n (w_n - w_own),            then train
+    weight_n = max(0, (L(w_ref) - L(w_n)) / ||w_n - w_ref||),   normalised to sum 1
+    w        = w_ref + sum_n weight_n (w_n - w_ref),            then train
 
-L is the loss on the held-out data, w_own the client's model of the last round.
+L is the loss on the held-out data. w_ref is the model from which the client's last local training started; the model
+that this training ended in is one of the candidates w_n. So a client gives up what it has learnt itself only as
+far as others' models improved on w_ref more.
 
-Limiting case: where no model helps, all weights are zero and it is local training.
+Limiting case: where no model helps, its own included, all weights are zero and w = w_ref: the client takes its last
+training back and tries again. (A widely used library keeps the trained model there.)
 
 With fewer downloads than clients the server keeps an affinity matrix (summed weights) and sends each client
 the models it gained most from, with epsilon-greedy exploration.
@@ -26,20 +29,24 @@ from torch import Tensor
 from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.algorithms.own_models import no_models, with_uploads
+from cwfed.algorithms.own_models import EVERY_MODEL, no_models, server_numbers, with_uploads
 from cwfed.errors import ConfigError
 from cwfed.rng import stream
-from cwfed.types import Download, Form, Params, Phase, Start, Task, Uploads
+from cwfed.types import Cost, Download, Form, Params, Phase, Sizes, Start, Task, Uploads
+
+REFERENCE = "reference."
+"""Before the name of a tensor: what it was before the last local training."""
 
 
 @dataclass(frozen=True)
 class FedFomo(FedAvg):
     """Every client mixes in the models that lower its own validation loss."""
 
+    name: ClassVar[str] = "fedfomo"
     phase: ClassVar[Phase] = "trained"
     keeps_model: ClassVar[bool] = True
     travels: ClassVar[str] = "1 + m models a participant (m = M by default): others' models down, its own up"
-    work: ClassVar[str] = "client: m + 1 validation passes; server: keeps M models"
+    work: ClassVar[str] = "client: m + 2 validation passes, keeps two models; server: keeps M models"
 
     downloads: int = 0
     """m, models a client downloads in a round; 0 is those of all clients, its own included."""
@@ -53,6 +60,11 @@ class FedFomo(FedAvg):
             raise ConfigError(
                 "fedfomo: downloads must not be negative, holdout must lie between 0 and 1, epsilon from 0 to 1"
             )
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        down = (self.downloads or sizes.clients) * sizes.once
+        up = sizes.once + sizes.participants * self.downloads
+        return [Cost(self.name, server_numbers(sizes), down, up, f"{EVERY_MODEL}, and the one before it")]
 
     def held_out(self) -> float:
         return self.holdout
@@ -93,6 +105,9 @@ class FedFomo(FedAvg):
         initial: Params = state["initial"]
         return initial
 
+    def remember(self, start: Start) -> Params:
+        return {REFERENCE + name: w for name, w in start.params.items()}
+
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
         return self.mix(got, own, data)[0]
 
@@ -101,18 +116,24 @@ class FedFomo(FedAvg):
         return Start(params=params, notes={"weights": weights})
 
     def mix(self, got: Download, own: Params | None, data: ClientData) -> tuple[Params, Tensor]:
-        """The client's new start, and how much it took of each model."""
+        """The client's new start, and how much it took of each model that it was sent."""
         assert own is not None, "a client of a method that keeps models always has one"
+        trained = {name: w for name, w in own.items() if not name.startswith(REFERENCE)}
+        reference = {name: own.get(REFERENCE + name, w) for name, w in trained.items()}
         if not got.models:
-            return own, torch.zeros(0)
-        losses = data.losses((own, *got.models), "holdout")
-        distances = torch.stack([_distance(model, own) for model in got.models])
+            return trained, torch.zeros(0)
+        # its own model is a candidate once, whether or not the server sent it back
+        others = [n for n, model in enumerate(got.models) if not _equal(model, trained)]
+        candidates = [trained, *(got.models[n] for n in others)]
+        losses = data.losses((reference, *candidates), "holdout")
+        distances = torch.stack([_distance(model, reference) for model in candidates])
         weights = fomo_weights(losses[0], losses[1:], distances)
+        taken = torch.zeros(len(got.models), dtype=weights.dtype)
+        taken[others] = weights[1:]
         if weights.sum() == 0:
-            return own, weights
-        stack = {name: torch.stack([model[name] for model in got.models]) for name in own}
-        mixed = mixing.average(stack, weights)
-        return {name: (1 - weights.sum()).to(w.dtype) * w + mixed[name] for name, w in own.items()}, weights
+            return reference, taken
+        stack = {name: torch.stack([model[name] for model in candidates]) for name in trained}
+        return mixing.average(stack, weights), taken  # weights sum to 1: the reference cancels
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
         """Only a server that chooses which models to send needs to know the weights."""
@@ -124,11 +145,15 @@ class FedFomo(FedAvg):
         return {"weights": weights}
 
 
-def fomo_weights(own_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
-    """max(0, (L_own - L_n) / ||w_n - w_own||), normalised; all zero where no model helps."""
-    gains = ((own_loss - losses) / distances.clamp_min(torch.finfo(distances.dtype).tiny)).clamp_min(0)
-    gains = torch.where(distances > 0, gains, torch.zeros_like(gains))  # its own model is no gain
+def fomo_weights(reference_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+    """max(0, (L_ref - L_n) / ||w_n - w_ref||), normalised; all zero where no model helps."""
+    gains = ((reference_loss - losses) / distances.clamp_min(torch.finfo(distances.dtype).tiny)).clamp_min(0)
+    gains = torch.where(distances > 0, gains, torch.zeros_like(gains))  # the reference itself is no gain
     return gains / gains.sum() if gains.sum() > 0 else torch.zeros_like(gains)
+
+
+def _equal(a: Params, b: Params) -> bool:
+    return all(torch.equal(a[name], w) for name, w in b.items())
 
 
 def _distance(a: Params, b: Params) -> Tensor:

@@ -24,6 +24,7 @@ from cwfed.types import Download, Output, Params, Start
 class FedProx(FedAvg):
     """FedAvg with a proximal term that keeps clients near what they received."""
 
+    name: ClassVar[str] = "fedprox"
     work: ClassVar[str] = "client: the distance to the received model; server: as FedAvg"
 
     mu: float = 0.001

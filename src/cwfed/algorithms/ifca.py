@@ -19,13 +19,14 @@ from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError
-from cwfed.types import Download, Form, Params, Start, Task, Uploads
+from cwfed.types import Cost, Download, Form, Params, Sizes, Start, Task, Uploads
 
 
 @dataclass(frozen=True)
 class IFCA(FedAvg):
     """k models; every client takes the one that fits its data best."""
 
+    name: ClassVar[str] = "ifca"
     travels: ClassVar[str] = "1 + k models a participant: all k down, one up with its index"
     work: ClassVar[str] = "client: k passes over its training data without gradients; server: keeps k models"
 
@@ -35,6 +36,10 @@ class IFCA(FedAvg):
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ConfigError(f"ifca: k must be at least 1, it is {self.k}")
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        k = min(self.k, sizes.clients)
+        return [Cost(f"{self.name}, k = {k}", k * sizes.model, k * sizes.once, sizes.once, "k models")]
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         if self.k > task.clients:

@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from cwfed.types import Params, Task, Uploads
+from cwfed.types import Params, Sizes, Task, Uploads
+
+EVERY_MODEL = "the server keeps every client's model; every client keeps its own model"
+
+
+def server_numbers(sizes: Sizes) -> int:
+    """Every client's model, the initial one, and a number for each pair of clients."""
+    return (sizes.clients + 1) * sizes.model + sizes.clients**2
 
 
 def no_models(initial: Params, task: Task) -> dict[str, Any]:

@@ -7,12 +7,11 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from cwfed.cli.app import JsonOption, app
-from cwfed.console import attribute_docs, out
+from cwfed.console import attribute_docs, out, print_table
 from cwfed.errors import CwfedError
+from cwfed.fitting import FittedTable
 
 
 @app.command()
@@ -41,10 +40,10 @@ def algorithms(
         print(json.dumps(described))
         return
     if name is None:
-        table = Table("name", "what it does", "reported on")
+        table = FittedTable(("name", "what it does", "reported on"), words=("what it does", "reported on"))
         for key, facts in described.items():
             table.add_row(key, facts["what"], facts["reported_on"])
-        out.print(table)
+        print_table(table)
         return
     cls, facts = classes[name], described[name]
     out.print(inspect.getdoc(sys.modules[cls.__module__]), markup=False, highlight=False)
@@ -53,15 +52,15 @@ def algorithms(
         highlight=False,
     )
     if fields := dataclasses.fields(cls):
-        table = Table("setting", "default", "meaning")
+        table = FittedTable(("setting", "default", "meaning"), words=("meaning",))
         meanings, default = attribute_docs(cls), known.build(name)
         for f in fields:
             table.add_row(
                 f"algorithm.{known.setting(f.name)}",
-                escape(str(getattr(default, f.name))),
-                escape(meanings.get(f.name, "")),
+                str(getattr(default, f.name)),
+                meanings.get(f.name, ""),
             )
-        out.print(table)
+        print_table(table)
 
 
 @app.command()
@@ -92,8 +91,9 @@ def cost(
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows]))
         return
-    table = Table("method", "server, millions", "down, millions a round", "up, millions a round", "")
-    table.title = f"{model}, {classes} classes, {participants or clients} of {clients} clients (numbers of 4 bytes)"
+    title = f"{model}, {classes} classes, {participants or clients} of {clients} clients (numbers of 4 bytes)"
+    header = ("method", "server, millions", "down, millions a round", "up, millions a round", "note")
+    table = FittedTable(header, words=("note",), title=title)
     for row in rows:
         table.add_row(row.method, *(f"{n / 1e6:,.2f}" for n in (row.server, row.down, row.up)), row.note)
-    out.print(table)
+    print_table(table)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
-from cwfed.console import err, out, print_heat_map
+from cwfed.console import err, out, print_heat_map, print_table
 from cwfed.errors import CwfedError
+from cwfed.fitting import FittedTable
 
 data_app = typer.Typer(help="Data sets: what there is, who holds what, decode ahead of time.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -28,7 +28,7 @@ def data_list(as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps([{"name": name, "from": origin, "kind": kind} for name, origin, kind in named]))
         return
-    table = Table("name", "from", "kind")
+    table = FittedTable(("name", "from", "kind"), words=("from", "kind"))
     for row in named:
         table.add_row(*row)
     table.add_row(
@@ -39,7 +39,7 @@ def data_list(as_json: JsonOption = False) -> None:
     table.add_row("pfllib", "data.path/train/0.npz ...", "PFLlib's layout, its own split")
     table.add_row("arrays", "data.path, as cwfed data export writes it", "anything, one client's with its split")
     table.add_row("module:function", "your code, returns (inputs, labels)", "anything")
-    out.print(table)
+    print_table(table)
 
 
 @data_app.command("show")
@@ -53,6 +53,7 @@ def data_show(
     as_json: JsonOption = False,
 ) -> None:
     """Who holds what: samples of each class at each client."""
+    from cwfed.data import who_holds_nothing
     from cwfed.experiment import deal
 
     chosen = load_config(config, set_ or [])
@@ -64,7 +65,7 @@ def data_show(
     if picture:
         from cwfed.report import figures
 
-        drawn = figures.distribution(histogram, f"{dataset.name}, seed {chosen.run.seed}")
+        drawn = figures.distribution(histogram, f"{dataset.name}, seed {chosen.split_seed}")
         try:
             figures.save(drawn, picture.with_suffix(""), [picture.suffix[1:]])
         except OSError as error:
@@ -74,9 +75,9 @@ def data_show(
         print(json.dumps({"histogram": histogram.tolist(), "sizes": sizes, "classes": dataset.class_names}))
         return
     print_heat_map(histogram.tolist(), dataset.class_names, dataset.name)
-    nobody = [name for name, held in zip(dataset.class_names, histogram.sum(0), strict=True) if not held]
-    if nobody:
-        out.print(f"Held by nobody: {escape(', '.join(nobody))}")
+    samples, settings = chosen.data.samples or len(dataset.labels), chosen.data
+    for note in who_holds_nothing(federation, list(federation.shards), samples, settings.room, settings.validation):
+        out.print(f"note: {escape(note)}", highlight=False)
     if picture:
         out.print(f"Drawn in {escape(str(picture))}")
 

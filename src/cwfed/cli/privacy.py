@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from cwfed.cli.app import JsonOption, app
 from cwfed.cli.report import RunsArgument
-from cwfed.console import err, out
+from cwfed.console import err, out, print_table
 from cwfed.errors import CwfedError, RunError
+from cwfed.fitting import FittedTable
 
 
 @app.command()
@@ -50,11 +50,10 @@ def privacy(
     if as_json:
         print(json.dumps([dataclasses.asdict(line) for line in lines]))
         return
-    table = Table(*auditing.HEADER, caption=auditing.EXPLANATION, caption_justify="left")
-    table.columns[0].overflow = "fold"
+    table = FittedTable(auditing.HEADER, names=("estimate", "round"), caption=auditing.EXPLANATION)
     for line in auditing.some_rounds(lines):
-        table.add_row(*map(escape, line.cells()))
-    out.print(table)
+        table.add_row(*line.cells())
+    print_table(table)
     if out_dir:
         files = ", ".join(["privacy.md", "privacy.csv", *(f"privacy.{ending}" for ending in wanted)])
         out.print(f"[bold]{escape(str(out_dir))}[/bold]: {files}", highlight=False)

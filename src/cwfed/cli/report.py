@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from cwfed.cli.app import JsonOption, app
-from cwfed.console import err, out
+from cwfed.console import err, out, print_table
 from cwfed.errors import CwfedError, RunError
+from cwfed.fitting import FittedTable
 
 if TYPE_CHECKING:
     from cwfed.report.runs import Group, LeftOut
@@ -28,6 +28,7 @@ def report(
 ) -> None:
     """One page about finished runs: table, curves, clients, heat maps. It works offline, in one file."""
     from cwfed.report import page
+    from cwfed.report.runs import APART
 
     groups, left_out = _groups(runs)
     heading = title or (groups[0].title if len(groups) == 1 else f"{len(groups)} experiments")
@@ -37,6 +38,10 @@ def report(
     except OSError as error:
         raise CwfedError(f"the page {out_file} cannot be written: {error.strerror}") from None
     out.print(f"Report: [bold]{escape(str(out_file))}[/bold] ({_count(groups)})", highlight=False)
+    if len(groups) > 1:
+        out.print(APART, highlight=False)
+        for found in groups:
+            out.print(f"  {escape(found.title)}", highlight=False)
 
 
 @app.command()
@@ -90,15 +95,15 @@ def list_runs(
         return
     if not found:
         raise CwfedError("no run has these settings: cwfed runs without --where shows all")
-    table = Table("folder", "data", "algorithm", "seed", "rounds", "state", "accuracy", "time")
-    table.columns[0].overflow = "fold"
+    header = ["folder", "data", "algorithm", "seed", "rounds", "accuracy", "state", "time"]
     lines = [run.cells() for run in found]
     if differ:
-        table.add_column("differs in")
+        header.append("differs in")
         lines = [(*cells, text) for cells, text in zip(lines, listing.differing(found), strict=True)]
+    table = FittedTable(header, words=("data", "algorithm", "state", "differs in"))
     for cells in lines:
-        table.add_row(*map(escape, cells))
-    out.print(table)
+        table.add_row(*cells)
+    print_table(table)
     for run in found:
         if run.why:
             out.print(f"{escape(str(run.path))}: {escape(run.why)}", highlight=False, soft_wrap=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from cwfed.cli.app import DataDirOption, JsonOption, app
-from cwfed.console import err, out, progress
+from cwfed.console import err, out, print_table, progress
 from cwfed.errors import ConfigError, CwfedError
+from cwfed.fitting import FittedTable
 
 if TYPE_CHECKING:
     from cwfed.reproduce import Item, Outcome, Workshop
@@ -74,10 +74,10 @@ def _print_list(as_json: bool) -> None:
     if as_json:
         print(json.dumps([{"name": item.name, "where": item.where, "title": item.title} for item in items]))
         return
-    table = Table("name", "in the paper", "what it shows")
+    table = FittedTable(("name", "in the paper", "what it shows"), words=("in the paper", "what it shows"))
     for item in items:
-        table.add_row(item.name, item.where, escape(item.title))
-    out.print(table)
+        table.add_row(item.name, item.where, item.title)
+    print_table(table)
     out.print("cwfed reproduce NAME --scale smoke|small|paper; --dry-run says what that costs here", highlight=False)
 
 
@@ -90,7 +90,7 @@ def _carry_out(item: Item, workshop: Workshop) -> None:
 
 def _print_outcome(outcome: Outcome, written: list[Path]) -> None:
     if outcome.rows:
-        out.print(outcome.terminal())
+        print_table(outcome.terminal())
     else:
         out.print(f"[bold]{escape(outcome.item.where)}: {escape(outcome.item.title)}[/bold]")
     out.print(f"Claim: {escape(outcome.item.claim)}.", highlight=False)
@@ -129,15 +129,14 @@ def _print_estimates(chosen: list[Item], workshop: Workshop, as_json: bool) -> N
     if not left:
         out.print("nothing to run: " + ("all runs are finished" if found else "it is computed when it is drawn"))
         return
-    table = Table(title=f"what would run ({workshop.scale})")
-    for name in ("table or figure", "run", "seed", "state"):
-        table.add_column(name)
-    for name in ("time", "traffic"):
-        table.add_column(name, justify="right")
+    header = ("table or figure", "run", "seed", "state", "time", "traffic")
+    table = FittedTable(
+        header, words=("run", "state"), names=("run", "seed"), title=f"what would run ({workshop.scale})"
+    )
     for item, job, state, e in found:
         costs = ("–", "–") if state == "finished" else (duration(e.seconds), size(e.traffic))
-        table.add_row(item.name, escape(f"{job.setup.title}: {job.entry.label}"), str(job.seed), state, *costs)
-    out.print(table)
+        table.add_row(item.name, f"{job.setup.title}: {job.entry.label}", str(job.seed), state, *costs)
+    print_table(table)
     seconds, traffic = sum(e.seconds for e in left), sum(e.traffic for e in left)
     out.print(
         f"{len(left)} {'run' if len(left) == 1 else 'runs'}; about {duration(seconds)} on this machine, {size(traffic)} of simulated traffic, "

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, TrackOption, app, load_config
-from cwfed.console import err, out, print_bench, print_summary, progress
+from cwfed.console import err, out, print_bench, print_summary, print_table, progress
 from cwfed.errors import CwfedError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def demo(
     out.print(
         "20 clients, each holding two of the ten digits. FedAvg gives everybody the same model; cwFedAvg averages\n"
         "once per class and mixes the class models by each client's class distribution, read from its weights.\n"
+        "Read both phases: as received, class-wise averaging is far ahead; after one local epoch FedAvg catches up.\n"
     )
     settings = ["train.rounds=40", "train.lr=0.05"]
     _compare(configs.load(None, settings), "fedavg,cwfedavg", "0", out_dir, None, False)
@@ -143,7 +144,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     from cwfed import compare as comparing
     from cwfed.report import figures, page, tables
-    from cwfed.report.runs import Group, Method, read_run
+    from cwfed.report.runs import Group, Method, describe, read_run
 
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
     with progress(folder, "the same command goes on with it") as watch:
@@ -156,15 +157,16 @@ def _compare(
             on_run=lambda label, seed: watch(label if len(numbers) == 1 else f"{label}, seed {seed}"),
             track=track,
         )
-    title = f"{config.data.name}, {config.data.partition}, {config.data.clients} clients"
     methods = [Method(row["label"], [read_run(run, row["label"]) for run in row["runs"]]) for row in rows]
+    rows = [row | method.row for row, method in zip(rows, methods, strict=True)]
+    title = describe(methods[0].first)  # what was run, not what the config says: data may come split
     group = Group(title, methods)
     (folder / "comparison.json").write_text(json.dumps(rows, indent=1))
     (folder / "comparison.md").write_text(tables.markdown(rows))
     page.write(folder / "report.html", title, [group])
     figures.save(figures.overview(group), folder / "overview")
     if not quiet:
-        out.print(tables.terminal(rows, title))
+        print_table(tables.terminal(rows, title))
         where = escape(str(folder))
         out.print(
             f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"

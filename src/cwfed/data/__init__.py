@@ -2,6 +2,7 @@
 
 from cwfed.data.clients import Federation, Samples, Shard, export, fixed_shard, of_client, share_out
 from cwfed.data.dataset import Dataset
+from cwfed.data.holdings import classes_held_by_nobody, who_holds_nothing
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SourceSpec, load
 
@@ -13,9 +14,11 @@ __all__ = [
     "Samples",
     "Shard",
     "SourceSpec",
+    "classes_held_by_nobody",
     "export",
     "fixed_shard",
     "load",
     "of_client",
     "share_out",
+    "who_holds_nothing",
 ]

@@ -54,7 +54,8 @@ def partition(labels: Labels, spec: PartitionSpec, seed: int, classes: int) -> l
 
 
 def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
-    """Class k goes to the first ceil(M / K * c) clients that still hold fewer than c classes."""
+    """Class k goes to the first ceil(M / K * c) clients that still hold fewer than c classes, or to fewer of them:
+    where M * c >= K, every class that is still to come finds a client with room for it."""
     per_client = spec.classes_per_client
     if per_client > classes:
         raise ConfigError(f"data.classes_per_client = {per_client}, but the data have only {classes} classes")
@@ -62,10 +63,12 @@ def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator,
     least = spec.least(len(labels))
     held: list[list[Indices]] = [[] for _ in range(spec.clients)]
     order = rng.permutation(classes) if spec.shuffled else np.arange(classes)
-    for k in order:
-        takers = [i for i in range(spec.clients) if len(held[i]) < per_client][:takers_per_class]
+    for place, k in enumerate(order):
+        places = [per_client - len(parts) for parts in held]
+        spare = sum(places) - (classes - 1 - place)  # so many may be taken, and each class after this one finds one
+        takers = [i for i, free in enumerate(places) if free][: min(takers_per_class, max(1, spare))]
         if not takers:
-            break  # every client has its classes: those that are left go to nobody
+            break  # M * c < K and every client has its classes: those that are left go to nobody
         members = rng.permutation(np.flatnonzero(labels == k))
         share = len(members) / len(takers)
         if spec.balanced:

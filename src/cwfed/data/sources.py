@@ -43,6 +43,8 @@ HUB = {
 }
 OWN = ("hub", "imagefolder", "csv", "pfllib", "arrays")
 NAMES = ("digits", *HUB, *OWN)
+SPLIT = ("pfllib", "arrays")
+"""Data of these come dealt out to clients: the settings of the partition do not apply."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class Visited:
     downloaded: int
     extras: Params
     statistics: Params
+    remembered: Params
+    """What it keeps beside its model and its running statistics."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Loop:
             kept = bench.copy_of(visit.statistics)
             trained = {name: stack[row] for name, stack in out.items()}
             extras = self.algorithm.finish(trained, start, bench.view(visit.client, kept))
-            return Visited(visit.client, loss, penalty, got.nbytes, extras, kept)
+            return Visited(visit.client, loss, penalty, got.nbytes, extras, kept, self.algorithm.remember(start))
 
         return self.map(one, list(enumerate(visits)))
 

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
 from cwfed.dp import SamplePrivacy
+from cwfed.engine import draws
 from cwfed.engine.precision import Precision, to_bf16
 from cwfed.errors import RunError
 from cwfed.models import output_layer, parameters_of, statistics
@@ -47,24 +47,6 @@ class LocalTraining:
 
 class Stopped(Exception):
     """The run was interrupted; whoever is training gives up at the next batch."""
-
-
-class SeededDropout(nn.Module):
-    """Dropout from the worker's own generator: torch's global one would make the order of threads matter."""
-
-    def __init__(self, p: float, whole_channels: bool, generator: torch.Generator) -> None:
-        super().__init__()
-        self.p, self.whole_channels, self.generator = p, whole_channels, generator
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else x.shape
-        keep = torch.empty(shape, device=x.device, dtype=x.dtype).bernoulli_(1 - self.p, generator=self.generator)
-        return x * keep / (1 - self.p) if self.p < 1 else x * 0
-
-
-WHOLE_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class _Features:
@@ -120,7 +102,7 @@ class Bench:
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
         self.federation, self.samples, self.stop = federation, samples, stop
         self._generator = torch.Generator(samples.device)
-        self._seed_dropout()
+        draws.seed(self.model, self._generator)
         self._output = output_layer(self.model, federation.data.classes)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._casts = to_bf16(self.model, self._output) if precision == "bf16" else []
@@ -133,20 +115,13 @@ class Bench:
         self.initial_buffers = {n: b.clone() for n, b in self.buffers.items()}
         self._others = [(b, self.initial_buffers[n]) for n, b in self.buffers.items() if n not in self._state]
 
-    def _seed_dropout(self) -> None:
-        for module in list(self.model.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, _DropoutNd) and type(child) in (nn.Dropout, *WHOLE_CHANNELS):
-                    setattr(module, name, SeededDropout(child.p, type(child) in WHOLE_CHANNELS, self._generator))
-
     def view(self, client: int, statistics: Params) -> ClientView:
         """What an algorithm may see of a client, whose running statistics these are."""
         return ClientView(self, client, statistics)
 
     def load(self, params: Params) -> None:
         """Make the network this model; it must be complete."""
-        if params.keys() != self._state.keys():
-            raise KeyError(f"model and network differ in {sorted(params.keys() ^ self._state.keys())}")
+        require_whole(params, self._state)
         with torch.no_grad():
             for name, tensor in self._state.items():
                 tensor.copy_(params[name])
@@ -229,7 +204,7 @@ class Bench:
                 descend(targets, gradients, how.lr)
                 self._follow()
                 history.append(torch.stack([loss, penalty]))
-        refuse_global_draws(drawn)
+        draws.refuse_global(drawn)
         mean_loss, mean_penalty = torch.stack(history).cpu().double().mean(0).tolist()
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
         return mean_loss if intact else np.nan, mean_penalty
@@ -275,13 +250,17 @@ class Bench:
         return sums.cpu().clone() / counts.clamp_min(1)[:, None]
 
 
-def refuse_global_draws(before: Tensor) -> None:
-    """An error where torch's global generator has moved on since `before`."""
-    if not torch.equal(before, torch.get_rng_state()):
-        raise RunError(
-            "the model draws from torch's global random generator while it trains, so its runs cannot be repeated: "
-            "use modules such as nn.Dropout instead of functions such as F.dropout"
-        )
+def require_whole(model: Params, network: Params) -> None:
+    """An error where a model is not all that the network has."""
+    if model.keys() == network.keys():
+        return
+    if unknown := sorted(model.keys() - network.keys()):
+        raise RunError(f"the algorithm gives a client a model with {unknown[0]}, which the network does not have")
+    missing = ", ".join(sorted(network.keys() - model.keys()))
+    raise RunError(
+        f"the algorithm gives a client a model without {missing}: where only a part of the model travels, `personal` (and "
+        "`begin`) must add the rest, such as own | got.model with keeps_model = True"
+    )
 
 
 def descend(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], lr: float) -> None:

@@ -27,8 +27,9 @@ from torch.func import functional_call, grad, vmap
 
 from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
+from cwfed.engine import draws
 from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited, as_it_is
-from cwfed.engine.bench import Stopped, batches, refuse_global_draws
+from cwfed.engine.bench import Stopped, batches, require_whole
 from cwfed.engine.embeddings import Table, along, lookups
 from cwfed.engine.traced import Traced
 from cwfed.errors import ConfigError, RunError
@@ -205,7 +206,8 @@ class Vmap(Loop):
             loss, penalty, kept = trained[row]
             model = {name: stack[row] for name, stack in out.items()}
             extras = self.algorithm.finish(model, starts[row], self._bench.view(visit.client, kept))
-            visited.append(Visited(visit.client, loss, penalty, downloaded[row], extras, kept))
+            remembered = self.algorithm.remember(starts[row])
+            visited.append(Visited(visit.client, loss, penalty, downloaded[row], extras, kept, remembered))
         return visited
 
     def _test_penalty(self, alike: Hashable, visit: Visit, start: Start) -> None:
@@ -254,7 +256,7 @@ class Vmap(Loop):
         plans = [self._plan(round_, visit.client) for visit in visits]
         drawn = torch.get_rng_state()
         means = self._carry_out(alike, plans, group, tables)
-        refuse_global_draws(drawn)
+        draws.refuse_global(drawn)
         sums = [rows_of(w).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
         means[~torch.stack(sums).isfinite().all(0).cpu().numpy(), 0] = np.nan  # a weight is no number: so is the loss
         for name, stack in out.items():
@@ -314,6 +316,9 @@ class Vmap(Loop):
         """Clients' tensors stacked on the bench's device."""
         bench = self._bench
         complete = [start.params | own for start, own in zip(starts, statistics, strict=True)]
+        for model in complete:
+            if bench.params.keys() - model.keys():
+                require_whole(model, bench.params | {name: b for name, b in model.items() if name in bench.buffers})
 
         def stack(tensors: Sequence[Params], names: Iterable[str]) -> Params:
             return {n: torch.stack([tensor[n] for tensor in tensors]).to(bench.samples.device) for n in names}

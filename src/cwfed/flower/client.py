@@ -76,7 +76,7 @@ class Worker:
         out = {n: torch.empty(1, *t.shape, dtype=t.dtype) for n, t in self.blueprint.initial.items()}
         (visited,) = self._loop.visit(round_, [Visit(client, lambda: got, own, statistics)], out)
         trained = {name: stack[0] for name, stack in out.items()}
-        keep = (trained if self.algorithm.keeps_model else {}) | visited.statistics
+        keep = (trained if self.algorithm.keeps_model else {}) | visited.remembered | visited.statistics
         is_finite = math.isfinite(visited.loss + visited.penalty) and all(map(guard.is_finite, trained.values()))
         if not is_finite:
             raise ConfigError(
@@ -103,16 +103,17 @@ class Worker:
     def evaluate(self, client: int, round_: int, got: Download, kept_too: bool, keep: bool) -> RecordDict:
         """How good the model is that the server handed out after a round, and the client's own where it is asked for."""
         own, statistics = self._kept(client, before=round_ + 1)
+        trained = {name: own[name] for name in self.blueprint.initial} if own is not None else {}
 
         def received(view: ClientView) -> Params:
             return self.algorithm.personal(got, own, view)
 
         metrics = self._measure(client, "received", received, statistics)
-        if kept_too and own is not None:
-            metrics |= self._measure(client, "trained", partial(as_it_is, own), statistics)
+        if kept_too and trained:
+            metrics |= self._measure(client, "trained", partial(as_it_is, trained), statistics)
         if keep:
-            is_own = self.algorithm.phase == "trained" and own is not None
-            model = own if is_own and own else received(self._loop._benches[0].view(client, statistics))
+            is_own = self.algorithm.phase == "trained" and trained
+            model = trained if is_own else received(self._loop._benches[0].view(client, statistics))
             self._write_model(client, model | statistics)
         return RecordDict({"metrics": MetricRecord(metrics)})
 
@@ -142,7 +143,8 @@ class Worker:
             kept = tree["kept"] if tree else {}
         own = None
         if self.algorithm.keeps_model:
-            own = {name: kept.get(name, initial) for name, initial in self.blueprint.initial.items()}
+            local = self.blueprint.local_statistics
+            own = {name: w for name, w in (self.blueprint.initial | kept).items() if name not in local}
         statistics = {name: kept.get(name, initial) for name, initial in self.blueprint.local_statistics.items()}
         return own, statistics
 
@@ -319,7 +321,7 @@ def _told(content: RecordDict) -> tuple[int, int, ConfigRecord]:
 def _node_worker(plan: Plan, site: Site, client: int) -> Worker:
     """A node has one client's data, split by the client's name where they do not come split."""
     config, data = plan.config, site.data
-    seed, validation = config.run.seed, config.data.validation
+    seed, validation = config.split_seed, config.data.validation
     number = zlib.crc32(site.name.encode())
     if data.fixed_split is None:
         shard = Shard(*split(np.arange(len(data.labels)), seed, number, validation))

@@ -31,6 +31,8 @@ from cwfed.folder import flat
 
 STARTS_WITHIN = 60.0
 """Seconds that Flower's processes may take to come up."""
+ANSWERS_WITHIN = 120.0
+"""Seconds that one of Flower's commands may take."""
 ENDS_WITHIN = 10.0
 MARK = "CWFED_TRIAL"
 """The environment variable by which processes of a trial are found again."""
@@ -213,9 +215,17 @@ class LocalFederation:
 
     def flwr(self, *command: str) -> str:
         """One of Flower's own commands; its output."""
-        done = subprocess.run(
-            ["flwr", *command], env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120
-        )
+        try:
+            done = subprocess.run(
+                ["flwr", *command],
+                env=self.environment,
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=ANSWERS_WITHIN,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError(f"flwr {' '.join(command[:2])} did not answer within {ANSWERS_WITHIN:g} seconds") from None
         if done.returncode:
             said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
             raise RunError(f"flwr {' '.join(command[:2])} failed: {' '.join(said[-3:])}")

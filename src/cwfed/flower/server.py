@@ -93,6 +93,10 @@ class FederatedRun:
         with one_compute_thread():
             yield from self.strategy.rounds(self.grid, progress)
 
+    def complete(self, progress: Progress) -> Progress:
+        """What clients keep stays with them."""
+        return progress
+
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Late comers are members like others."""
         return None

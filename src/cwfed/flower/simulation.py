@@ -75,11 +75,11 @@ class SimulatedRun(FederatedRun):
             correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
             leaks=simulation.leaks(up, turn.sent),
-            portrait=portray(simulation, self._with_kept(after), up.clients, up.models) if is_last else None,
+            portrait=portray(simulation, self.complete(after), up.clients, up.models) if is_last else None,
         )
 
-    def _with_kept(self, progress: Progress) -> Progress:
-        """What the clients keep, read from their folders."""
+    def complete(self, progress: Progress) -> Progress:
+        """With what the clients keep, read from their folders."""
         kept = {}
         if self.simulation.algorithm.keeps_model or self.simulation.local_statistics:
             for client in range(self.simulation.clients):
@@ -89,10 +89,10 @@ class SimulatedRun(FederatedRun):
         return replace(progress, kept=kept)
 
     def welcome(self, progress: Progress) -> Newcomers | None:
-        return self.simulation.welcome(self._with_kept(progress))
+        return self.simulation.welcome(progress)
 
     def final_models(self, progress: Progress) -> FinalModels:
-        return self.simulation.final_models(self._with_kept(progress))
+        return self.simulation.final_models(progress)
 
     def close(self) -> None:
         self.simulation.close()

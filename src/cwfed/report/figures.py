@@ -21,6 +21,7 @@ from PIL import Image
 from cwfed.errors import ConfigError
 from cwfed.report.runs import MEANINGS, UNITS, Group, Horizontal, Method, RunRecord, Vertical
 from cwfed.report.style import COLOURS, HATCHES, MARKERS, STROKES
+from cwfed.types import PHASES, Phase
 
 mpl.rcParams |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "cwfed"}
 FORMATS = ("png", "pdf", "svg")
@@ -200,23 +201,42 @@ def curves(group: Group, y: Vertical = "accuracy", x: Horizontal = "round") -> F
 
 
 def overview(group: Group) -> Figure:
-    """One experiment at a glance: its data, and the accuracy of each method over the rounds."""
+    """One experiment at a glance: its data, and the accuracy of each method over the rounds, in both phases.
+
+    Both, because one local epoch may do as much as a method does: what is handed out says little about what is used.
+    """
     methods = sorted(group.methods, key=lambda m: -m.row["reported"]["mean"])
-    many = len(methods) > 4  # then the legend stands beside the curves, not on them
-    figure = Figure(figsize=(11 if many else 9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1, 1.5])
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    left, *panels = figure.subplots(1, 3, width_ratios=[1, 1.2, 1.2])
     histogram = group.records[0].histogram
     if histogram.size:
         figure.colorbar(draw_heat_map(left, Panel("who holds what", histogram)), ax=left, label="samples")
     else:
         left.text(0.5, 0.5, "who holds what\nis known to the clients only", ha="center", va="center")
         left.set_axis_off()
-    shown = [Method(f"{m.label}: {100 * m.row['reported']['mean']:.1f} %", m.records) for m in methods]
-    draw_curves(right, shown, "accuracy")
-    right.set_title(plain(f"{group.records[0].started.dataset}, all clients' personal models"))
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)} if many else {"loc": "lower right"}
-    right.legend(frameon=False, **place)
+    for axes, phase in zip(panels, PHASES, strict=True):
+        shown = [Method(f"{m.label}: {_best(m, phase)}", m.records) for m in methods]
+        draw_curves(axes, shown, phase)
+        axes.set_title({"received": "as received", "trained": "after local training"}[phase])
+        if axes.lines:
+            # few lines leave room below them; many would be covered
+            few = len(methods) <= 4
+            axes.legend(frameon=False, fontsize="small" if few else "x-small", loc="lower right" if few else "best")
+    low = min(axes.get_ylim()[0] for axes in panels)
+    high = max(axes.get_ylim()[1] for axes in panels)
+    for axes in panels:
+        axes.set_ylim(low, high)
+    figure.suptitle(
+        plain(f"{group.records[0].started.dataset}, all clients' personal models; best round on test"), fontsize=10
+    )
     return figure
+
+
+def _best(method: Method, phase: Phase) -> str:
+    """The best round's accuracy; a star marks the phase on which the method is reported."""
+    mean = method.row["accuracy"][phase]["best"]["mean"]
+    star = "*" if method.first.started.phase == phase else ""
+    return f"{100 * mean:.1f} %{star}" if mean is not None else "not measured"
 
 
 # --- clients

@@ -40,8 +40,8 @@ class Listed:
             str(self.settings.get("algorithm.name", "–")),
             str(self.settings.get("run.seed", "–")),
             "–" if self.state == "damaged" else f"{self.rounds} of {self.settings['train.rounds']}",
-            self.state,
             "–" if self.accuracy is None else f"{self.accuracy:.2%}",
+            self.state,
             "–" if self.seconds is None else duration(self.seconds),
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 from plotly.offline import get_plotlyjs
 
 from cwfed.report import tables
-from cwfed.report.runs import MEANINGS, UNITS, Group, Horizontal, LeftOut, Method, RunRecord, Vertical
+from cwfed.report.runs import APART, MEANINGS, UNITS, Group, Horizontal, LeftOut, Method, RunRecord, Vertical
 from cwfed.report.style import COLOURS, DASHES, DIVERGING, SEQUENTIAL, SYMBOLS
 
 NORMS = {
@@ -125,7 +125,7 @@ def _contents(groups: Sequence[Group]) -> str:
     if len(groups) < 2:
         return ""
     links = "".join(f'<li><a href="#experiment-{i}">{escape(g.title)}</a></li>' for i, g in enumerate(groups))
-    return f"<nav><ul>{links}</ul></nav>"
+    return f"<nav><p class=quiet>{escape(APART)}</p><ul>{links}</ul></nav>"
 
 
 def _section(number: int, group: Group, heading: str) -> str:
@@ -134,8 +134,11 @@ def _section(number: int, group: Group, heading: str) -> str:
     methods = {str(i): label for i, label in enumerate(labels)}
     best = max(range(len(labels)), key=lambda i: group.methods[i].row["reported"]["mean"])
     seeds = max(len(method.records) for method in group.methods)
-    averaged = f" Mean ± standard deviation over up to {seeds} seeds." if seeds > 1 else ""
-    one_seed = f" Seed {group.records[0].started.seed}: other seeds deal the data out otherwise." if seeds > 1 else ""
+    one_split = group.records[0].config.data.split_seed >= 0
+    over = "training seeds on one split" if one_split else "seeds, each with a split of its own"
+    averaged = f" Mean ± standard deviation over up to {seeds} {over}." if seeds > 1 else ""
+    others = "other seeds train on the same split" if one_split else "other seeds deal the data out otherwise"
+    one_seed = f" Seed {group.records[0].started.seed}: {others}." if seeds > 1 else ""
     one_run = f"Of the run with seed {group.records[0].started.seed}; the table has the mean." if seeds > 1 else ""
     apart = [label for i, label in enumerate(labels) if i not in group.aligned()]
     if apart:
@@ -144,6 +147,7 @@ def _section(number: int, group: Group, heading: str) -> str:
     parts = [
         f'<section data-group="{number}" id="experiment-{number}"><h2>{escape(heading)}</h2>',
         f"<div class=scroll>{_table(group)}</div><p class=quiet>{escape(tables.EXPLANATION + averaged)}</p>",
+        _notes(group),
         "<h3>Over the rounds</h3><div class=controls>",
         _select("y", "show", MEANINGS),
         _select("x", "over", UNITS),
@@ -192,6 +196,7 @@ def _table(group: Group) -> str:
     """The comparison; a click on a heading sorts by the numbers behind the texts."""
     head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.HEADER)
     best = max(method.row["reported"]["mean"] for method in group.methods)
+    is_contest = len(group.methods) > 1
     lines = []
     for method in sorted(group.methods, key=lambda m: -m.row["reported"]["mean"]):
         label, *texts = tables.cells(method.row)
@@ -200,9 +205,17 @@ def _table(group: Group) -> str:
             f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
             for text, value in zip(texts, tables.numbers(method.row), strict=True)
         ]
-        mark = " class=best" if method.row["reported"]["mean"] == best else ""
+        mark = " class=best" if is_contest and method.row["reported"]["mean"] == best else ""
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
     return f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _notes(group: Group) -> str:
+    notes = tables.footnotes([method.row for method in group.methods])
+    if not notes:
+        return ""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f"<div class=warning>Notes of the runs:<ul>{items}</ul></div>"
 
 
 def _gains(group: Group) -> str:
@@ -251,13 +264,8 @@ def _origin(group: Group) -> str:
         for method in group.methods
         for record in method.records
     )
-    notes = {
-        note for method in group.methods for record in method.records for note in record.summary.get("notes", [])
-    }
-    told = "".join(f"<li>{escape(note)}</li>" for note in sorted(notes))
     return (
         f"<p>{escape(versions)}; {escape(first['machine']['cpu'])} ({escape(first['machine']['instruction_set'])}). "
         f"Data {escape(first['data']['digest'][:12])}, split {escape(first['split']['digest'][:12])}.</p>"
-        + (f"<p>Notes of the runs:</p><ul>{told}</ul>" if told else "")
         + f"<details><summary>The settings of each run, to run it again</summary><ul>{folders}</ul></details>"
     )

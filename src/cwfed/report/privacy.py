@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cwfed.events import Round
 from cwfed.report.figures import legend_text
-from cwfed.report.runs import LeftOut, Method, RunRecord, group
+from cwfed.report.runs import LeftOut, Method, RunRecord, methods
 from cwfed.report.style import COLOURS, MARKERS, STROKES
 from cwfed.report.tables import markdown_table
 
@@ -72,7 +72,7 @@ def audit(records: Sequence[RunRecord]) -> tuple[list[Line], list[LeftOut]]:
     """All estimates in all rounds of these runs; and the runs that cannot be audited, with the reason."""
     lines: list[Line] = []
     left_out: list[LeftOut] = []
-    for method in (method for found in group(records) for method in found.methods):
+    for method in methods(records):
         for record in method.records:
             if any(r.leaks for r in record.rounds):
                 lines += _lines(_label(method, record), record)
@@ -88,7 +88,16 @@ def _label(method: Method, record: RunRecord) -> str:
 def _why_not(record: RunRecord) -> str:
     if not any(r.up for r in record.rounds):
         return f"{record.started.algorithm} uploads nothing, so there is nothing to audit"
-    return "it was made by a version that did not measure its uploads: run it again"
+    if "federation" in record.manifest:
+        return (
+            "only its nodes know the class counts that an estimate would be compared with: audit a simulation of it"
+        )
+    if not any(r.participants for r in record.rounds):
+        return "no update was aggregated in any of its rounds"
+    return (
+        f"the uploads of {record.started.algorithm} hold neither the output layer nor class counts (or the run is of a "
+        "version that did not measure them: then run it again)"
+    )
 
 
 def _lines(label: str, record: RunRecord) -> list[Line]:
@@ -160,7 +169,8 @@ def picture(lines: Sequence[Line]) -> Figure:
     figure = Figure(figsize=(11.5, 3.6), layout="constrained")
     series = _series(lines)
     colours = {run: i for i, run in enumerate(dict.fromkeys(run for run, _ in series))}
-    strokes = dict(zip(ESTIMATES, STROKES, strict=False))
+    names = dict.fromkeys([*ESTIMATES, *(estimate for _, estimate in series)])  # other versions may have others
+    strokes = {name: STROKES[i % len(STROKES)] for i, name in enumerate(names)}
     grid = figure.subplots(1, len(panels))
     for axes, (key, title) in zip(grid, panels.items(), strict=True):
         for (run, estimate), same in series.items():

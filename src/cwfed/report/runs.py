@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from cwfed import __version__
 from cwfed.config import Config
+from cwfed.data import classes_held_by_nobody
 from cwfed.errors import CwfedError, RunError
 from cwfed.events import Portrait, Round, Started
+from cwfed.files import sha256
 from cwfed.folder import FREE_TO_CHANGE, RunFolder, experiment, flat
 from cwfed.summary import aggregate
 from cwfed.types import Phase
@@ -37,6 +39,7 @@ MEANINGS: dict[Vertical, str] = {
     "distance": "||p - p~||",
 }
 UNITS: dict[Horizontal, str] = {"round": "round", "bytes": "bytes sent", "seconds": "seconds"}
+APART = "Runs that differ in more than algorithm and seed are experiments of their own, and are not ranked together:"
 RUN_FILES = ("config.toml", "events.jsonl")
 """Either makes a folder a run's."""
 
@@ -78,8 +81,19 @@ class RunRecord:
         Not the manifest's hash: that differs for algorithms that hold out a part of the training data.
         """
         return json.dumps(
-            [self.started.seed, self.started.evaluated, self.started.test_samples, self.histogram.tolist()]
+            [self.config.split_seed, self.started.evaluated, self.started.test_samples, self.histogram.tolist()]
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of its numbers should know; runs of earlier versions did not say which classes nobody holds."""
+        found = list(self.summary.get("notes", []))
+        if self.histogram.size:
+            about, chosen = self.manifest["data"], self.config.data
+            held = int(self.histogram.sum())
+            samples = chosen.samples or int(about.get("samples", held))
+            found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
+        return list(dict.fromkeys(found))
 
     def points(self, y: Vertical) -> list[tuple[int, float]]:
         """Positions in `rounds` and values; rounds without one are left out."""
@@ -114,7 +128,9 @@ class RunRecord:
     def settings(self) -> dict[str, Any]:
         """All settings that decide the results, flat; the seed is not among them."""
         table = flat(self.config.model_dump())
-        return {key: value for key, value in table.items() if key not in FREE_TO_CHANGE | {"run.seed"}}
+        code = self.manifest.get("code") or {}  # the user's own: another one is another experiment
+        mark = {"code": sha256(json.dumps(code, sort_keys=True).encode())[:8]} if code else {}
+        return {key: value for key, value in table.items() if key not in FREE_TO_CHANGE | {"run.seed"}} | mark
 
 
 def read_run(path: str | Path, label: str = "") -> RunRecord:
@@ -123,10 +139,9 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
     The summary is computed anew from the events and must be the one that was written.
     """
     folder = RunFolder(path)
-    summary = folder.summary()
+    summary, happened = folder.result()
     manifest = _read_manifest(folder)
-    config = folder.config()
-    happened = folder.events()
+    config = folder.config_of_result()
     started = next(event for event in happened if isinstance(event, Started))
     rounds = [event for event in happened if isinstance(event, Round)]
     _check_together(folder, config, manifest, started, rounds)
@@ -238,7 +253,8 @@ class Method:
     """Mean and standard deviation of what the table shows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "row", aggregate(self.label, [r.summary for r in self.records]))
+        summaries = [record.summary | {"notes": record.notes} for record in self.records]
+        object.__setattr__(self, "row", aggregate(self.label, summaries))
 
     @property
     def first(self) -> RunRecord:
@@ -258,7 +274,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that can be compared: the same data, split in the same way, and the same network."""
+    """Runs that can be ranked: they differ in algorithm and seed, and in nothing else that decides the results."""
 
     title: str
     methods: list[Method]
@@ -300,51 +316,71 @@ class Group:
 
 
 def group(records: Sequence[RunRecord]) -> list[Group]:
-    """Runs by experiment, and within one by algorithm and settings; seeds of the same belong together."""
+    """Runs by experiment: all settings but the algorithm's are the same, and so are data and network."""
     experiments: dict[str, list[RunRecord]] = {}
     for record in records:
         # not by the number of parameters: an algorithm may change the head
-        network = [record.manifest["model"]["name"], record.config.model.options]
-        same = [record.config.data.model_dump(), record.manifest["data"]["digest"], network]
-        key = json.dumps(same, sort_keys=True)
-        experiments.setdefault(key, []).append(record)
-    groups = []
-    for members in experiments.values():
-        by_settings: dict[str, list[RunRecord]] = {}
-        for record in members:
-            by_settings.setdefault(json.dumps(record.settings(), sort_keys=True), []).append(record)
-        runs = [sorted(same, key=lambda r: r.started.seed) for same in by_settings.values()]
-        methods = [Method(label, same) for label, same in zip(_labels(runs), runs, strict=True)]
-        groups.append(Group(describe(members[0]), methods))
-    return groups
+        same = [_surroundings(record), record.manifest["data"]["digest"], record.manifest["model"]["name"]]
+        experiments.setdefault(json.dumps(same, sort_keys=True), []).append(record)
+    members = list(experiments.values())
+    titles = _titles([same[0] for same in members])
+    return [Group(title, methods(same)) for title, same in zip(titles, members, strict=True)]
+
+
+def methods(records: Sequence[RunRecord]) -> list[Method]:
+    """Runs by algorithm and settings, with labels that tell them apart; seeds of the same belong together."""
+    by_settings: dict[str, list[RunRecord]] = {}
+    for record in records:
+        same = [record.settings(), record.manifest["data"]["digest"]]
+        by_settings.setdefault(json.dumps(same, sort_keys=True), []).append(record)
+    runs = [sorted(same, key=lambda r: r.started.seed) for same in by_settings.values()]
+    return [Method(label, same) for label, same in zip(_labels(runs), runs, strict=True)]
+
+
+def _surroundings(record: RunRecord) -> dict[str, Any]:
+    """All settings but those of the method: its hyper-parameters, and the code of the user's own."""
+    settings = record.settings()
+    return {key: value for key, value in settings.items() if key != "code" and not key.startswith("algorithm.")}
 
 
 def describe(record: RunRecord) -> str:
     """The experiment in a few words."""
-    data = record.config.data
+    data, model = record.config.data, record.manifest["model"]["name"]
     if "federation" in record.manifest:  # what its nodes hold is theirs
-        shape = "x".join(map(str, record.manifest["data"]["shape"]))
-        return f"federation, samples of {shape}, {record.started.classes} classes, {record.manifest['model']['name']}"
-    how = {
-        "pathological": f"{data.classes_per_client} classes a client",
-        "dirichlet": f"Dirichlet({data.alpha:g})",
-        "iid": "IID",
-    }[data.partition]
-    split = "its own split" if data.name == "pfllib" else how
+        shape = "x".join(map(str, record.manifest["data"].get("shape", [])))
+        return f"federation, samples of {shape or 'unknown shape'}, {record.started.classes} classes, {model}"
     some = f", {data.samples:,} samples" if data.samples else ""
-    return f"{record.started.dataset}{some}, {split}, {record.started.clients} clients, {record.manifest['model']['name']}"
+    return f"{record.started.dataset}{some}, {data.how_split()}, {record.started.clients} clients, {model}"
+
+
+def _titles(firsts: Sequence[RunRecord]) -> list[str]:
+    """The experiments in a few words, with the settings that tell them from others of the same words."""
+    plain = [describe(record) for record in firsts]
+    titles = []
+    for title, record in zip(plain, firsts, strict=True):
+        namesakes = [other for other, words in zip(firsts, plain, strict=True) if words == title]
+        told = _told_apart(_surroundings(record), [_surroundings(other) for other in namesakes])
+        if len({other.manifest["data"]["digest"] for other in namesakes}) > 1:
+            told = [*told, f"data {record.manifest['data']['digest'][:8]}"]
+        titles.append("; ".join([title, *([", ".join(told)] if told else [])]))
+    return titles
 
 
 def _labels(runs: Sequence[Sequence[RunRecord]]) -> list[str]:
     """The algorithm's name, with the settings that tell it from others of the same name."""
     labels = []
     for same in runs:
-        name, mine = same[0].started.algorithm, same[0].settings()
+        name = same[0].started.algorithm
         namesakes = [other[0].settings() for other in runs if other[0].started.algorithm == name]
-        keys = [key for key, value in mine.items() if any(other.get(key) != value for other in namesakes)]
-        settings = ", ".join(f"{key.removeprefix('algorithm.')}={_plain(mine[key])}" for key in keys)
-        labels.append(f"{name} ({settings})" if settings else name)
+        told = _told_apart(same[0].settings(), namesakes)
+        labels.append(f"{name} ({', '.join(told)})" if told else name)
     return labels
+
+
+def _told_apart(mine: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
+    """The settings in which others differ from these, as key=value."""
+    keys = [key for key, value in mine.items() if any(other.get(key) != value for other in others)]
+    return [f"{key.removeprefix('algorithm.')}={_plain(mine[key])}" for key in keys]
 
 
 def _plain(value: Any) -> str:

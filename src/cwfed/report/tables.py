@@ -7,9 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
+from cwfed.fitting import FittedTable
 from cwfed.summary import PICKINGS
 from cwfed.types import PHASES
 
@@ -19,7 +17,7 @@ EXPLANATION = (
     "* marks the phase that is reported for this method. validated, last: that phase in the round picked on held-out "
     "training data, and in the last round. worst 10 %: the clients that fare worst, best round. "
     "p~: correlation of the class distributions read from the weights with the true ones. "
-    "memory: peak of the whole simulation."
+    "memory: peak of the process that made the run, from its start to its end (macOS: since the process began)."
 )
 
 
@@ -55,12 +53,20 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def label(row: dict[str, Any]) -> str:
+    """The method of a row of a comparison, with how many of its runs were there already, where that is known."""
+    reused, seeds = len(row.get("reused", ())), len(row.get("seeds", ()))
+    if not reused:
+        return str(row["label"])
+    return f"{row['label']} (reused)" if reused == seeds else f"{row['label']} ({reused} of {seeds} reused)"
+
+
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """One row of a comparison as text."""
     phase = row["reported"]["phase"]
     correlation = row["correlation"]["mean"]
     return (
-        row["label"],
+        label(row),
         *(percent(row["accuracy"][p]["best"]) + ("*" if p == phase else "") for p in PHASES),
         percent(row["accuracy"][phase]["validated"]),
         percent(row["accuracy"][phase]["last"]),
@@ -80,21 +86,28 @@ def numbers(row: dict[str, Any]) -> tuple[float | None, ...]:
     return tuple(spread["mean"] for spread in spreads)
 
 
-def terminal(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """A comparison for people at a terminal."""
-    table = Table(title=escape(title), caption=EXPLANATION, caption_justify="left")
-    for name in HEADER:
-        table.add_column(name, justify="left" if name == "algorithm" else "right", no_wrap=name == "algorithm")
+def footnotes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What a reader should know of the runs behind a table, with the methods it is about where those are not all."""
+    found: dict[str, list[str]] = {}
     for row in rows:
-        table.add_row(
-            *(escape(text.replace(" ± ", "±")) for text in cells(row))
-        )  # narrow enough for one line a method
+        for note in row.get("notes", []):
+            found.setdefault(note, []).append(row["label"])
+    return [note if len(of) == len(rows) else f"{', '.join(of)}: {note}" for note, of in found.items()]
+
+
+def terminal(rows: Sequence[dict[str, Any]], title: str) -> FittedTable:
+    """A comparison for people at a terminal."""
+    caption = "\n".join([EXPLANATION, *(f"note: {note}" for note in footnotes(rows))])
+    table = FittedTable(HEADER, title=title, caption=caption)
+    for row in rows:
+        table.add_row(*(text.replace(" ± ", "±") for text in cells(row)))  # narrow
     return table
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A comparison for a document."""
-    return markdown_table(HEADER, [cells(row) for row in rows])
+    notes = "".join(f"- {note}\n" for note in footnotes(rows))
+    return markdown_table(HEADER, [cells(row) for row in rows]) + (f"\n{notes}" if notes else "")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -124,7 +137,8 @@ def latex(rows: Sequence[dict[str, Any]]) -> str:
     lines = [" & ".join(map(latex_escape, line)) + r" \\" for line in (HEADER, *map(cells, rows))]
     columns = "l" + "r" * (len(HEADER) - 1)
     begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
-    return "\n".join([begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", end]) + "\n"
+    notes = [f"% {' '.join(note.split())}" for note in footnotes(rows)]
+    return "\n".join([*notes, begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", end]) + "\n"
 
 
 def csv(rows: Sequence[dict[str, Any]]) -> str:

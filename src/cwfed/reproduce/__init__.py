@@ -7,9 +7,10 @@ from typing import Any
 
 from cwfed.errors import CwfedError
 from cwfed.folder import RunFolder
+from cwfed.reproduce import protocol
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.runner import Estimate, Job, Workshop, estimate
-from cwfed.reproduce.spec import SCALES, Item, Scale, find, items
+from cwfed.reproduce.spec import SCALES, Item, Scale, Setup, find, items, ran
 
 __all__ = [
     "SCALES",
@@ -36,18 +37,32 @@ def judge(item: Item, workshop: Workshop) -> Outcome:
 
     workshop.require(item)
     outcome = (tables.KINDS | pictures.KINDS)[item.kind](item, workshop)
-    if workshop.scale == "smoke" and item.kind not in EXACT:
-        _say_nothing(outcome)
-    outcome.runs = [job.folder.relative_to(workshop.folder) for job in workshop.jobs(item)]
+    jobs = workshop.jobs(item)
+    outcome.notes += protocol.notes([job.config for job in jobs])
+    if item.kind not in EXACT:
+        setups = [Setup(name, workshop.scale) for name in item.settings]
+        outcome.notes += protocol.reduced(setups) if jobs else []
+        _name_what_ran(outcome, setups)
+        if workshop.scale == "smoke":
+            _say_nothing(outcome)
+    outcome.runs = [job.folder.relative_to(workshop.folder) for job in jobs]
     outcome.command = workshop.command(item)
     return outcome
+
+
+def _name_what_ran(outcome: Outcome, setups: list[Setup]) -> None:
+    """A heading names the paper's data; where others stand in for them, it says so."""
+    if used := sorted({ran(setup.config) for setup in setups if setup.stand_in}):
+        outcome.title = f"{outcome.title}; run on {', '.join(used)}, not on the paper's data"
 
 
 def _say_nothing(outcome: Outcome) -> None:
     """A few rounds on digits neither agree nor disagree with anything."""
     outcome.rows = [
-        (label, [replace(cell, verdict="", against=()) for cell in cells]) for label, cells in outcome.rows
+        (label, [replace(cell, verdict="", against=(), undecided=(), kept=0) for cell in cells])
+        for label, cells in outcome.rows
     ]
+    outcome.pairs = None
     detail = "this scale only shows that everything runs"
     outcome.claims = [replace(claim, holds=None, detail=detail) for claim in outcome.claims]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from cwfed.fitting import FittedTable
 from cwfed.report import figures, tables
 from cwfed.report.tables import latex_escape
 from cwfed.reproduce.spec import Item, Scale
-from cwfed.reproduce.verdict import LEGEND, MARKS, Cell, Claim
+from cwfed.reproduce.verdict import LEGEND, MARKS, Cell, Claim, Pairs, Value
 
 
 @dataclass
@@ -27,8 +27,12 @@ class Outcome:
 
     item: Item
     scale: Scale
+    title: str = ""
+    """The item's own, unless what was run is something else."""
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[str, list[Cell]]] = field(default_factory=list)
+    pairs: Pairs | None = None
+    """For a table of methods: whether they are in the paper's order."""
     claims: list[Claim] = field(default_factory=list)
     pictures: dict[str, Figure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -37,35 +41,35 @@ class Outcome:
     """Where they lie, as seen from the folder of the scale: that one may be moved."""
     command: str = ""
 
+    def __post_init__(self) -> None:
+        self.title = self.title or self.item.title
+
     @property
     def judged(self) -> bool:
         """Whether its cells have marks that need a legend."""
-        return any(cell.verdict in ("order", "differs") for _, cells in self.rows for cell in cells)
+        return self.pairs is not None and any(cell.verdict for _, cells in self.rows for cell in cells)
 
-    def terminal(self) -> Table:
+    def terminal(self) -> FittedTable:
         """For people at a terminal."""
-        title = f"{self.item.where}: {self.item.title} ({self.scale})"
+        title = f"{self.item.where}: {self.title} ({self.scale})"
         beside = any(cell.published for _, cells in self.rows for cell in cells)
         caption = [*(["Ours above, the paper's below."] if beside else []), *([LEGEND] if self.judged else [])]
-        table = Table(title=escape(title), caption=" ".join(caption) or None, caption_justify="left")
-        table.add_column("", overflow="fold")
-        for name in self.columns:
-            table.add_column(escape(name), justify="right")
+        table = FittedTable(["", *self.columns], title=title, caption=" ".join(caption))
         digits = 1 if self.digits and len(self.columns) > 5 else self.digits  # a terminal is only so wide
         for label, cells in self.rows:
-            table.add_row(escape(label), *(_stacked(cell, digits) for cell in cells))
+            table.add_row(label, *(_stacked(cell, digits) for cell in cells))
         return table
 
     def markdown(self, pictures: str = "") -> str:
         """A section of a document; `pictures` is the folder that they lie in, as seen from it."""
-        lines = [f"## {self.item.where}: {self.item.title}\n", f"*Claim:* {self.item.claim}.\n"]
+        lines = [f"## {self.item.where}: {self.title}\n", f"*Claim:* {self.item.claim}.\n"]
         if self.rows:
             lines.append(tables.markdown_table(["", *self.columns], [self._texts(*row) for row in self.rows]))
         if self.judged:
             lines.append(f"{LEGEND}\n")
         lines += [f"- **{claim.verdict}**: {claim.words}" for claim in self.claims]
         lines += [f"- {note}" for note in self.notes]
-        lines += [f"\n![{self.item.title}]({pictures}{name}.png)" for name in self.pictures]
+        lines += [f"\n![{self.title}]({pictures}{name}.png)" for name in self.pictures]
         if self.command:
             lines.append(f"\n```sh\n{self.command}\n```")
         return "\n".join(lines) + "\n"
@@ -80,23 +84,30 @@ class Outcome:
         for label, cells in self.rows:
             texts = []
             for cell in cells:
-                ours = "--" if cell.ours is None else latex_escape(cell.ours.text(self.digits))
-                there = "" if cell.published is None else f" ({latex_escape(cell.published.text(self.digits))})"
+                ours = "--" if cell.ours is None else latex_escape(_text(cell.ours, self.digits))
+                there = "" if cell.published is None else f" ({latex_escape(_text(cell.published, self.digits))})"
                 texts.append(ours + there)
             body.append(" & ".join([latex_escape(label), *texts]) + r" \\")
+        if self.judged and self.pairs:
+            words = latex_escape(f"In the paper's order, {self.pairs.counts}.")
+            body += [r"\midrule", rf"\multicolumn{{{len(self.columns) + 1}}}{{l}}{{{words}}} \\"]
         columns = "l" + "r" * len(self.columns)
         inner = "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head + r" \\", r"\midrule", *body])
-        return f"% ours (published)\n{inner}\n\\bottomrule\n\\end{{tabular}}\n"
+        title = f"% {self.item.where}: {self.title} ({self.scale}); ours (published)"
+        return f"{title}\n{inner}\n\\bottomrule\n\\end{{tabular}}\n"
 
     def csv(self) -> str:
         """One line a cell."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["row", "column", "mean", "std", "published", "published_std", "verdict", "against"])
+        values = ["mean", "std", "seeds", "error", "published", "published_std"]
+        writer.writerow(["row", "column", *values, "verdict", "kept", "against", "undecided"])
         for label, cells in self.rows:
             for column, cell in zip(self.columns, cells, strict=True):
-                ours, there = cell.ours or (None, None), cell.published or (None, None)
-                writer.writerow([label, column, *ours, *there, cell.verdict, ";".join(cell.against)])
+                ours, there = _plain(cell.ours), _plain(cell.published)
+                numbers = [*(ours.get(key) for key in values[:4]), there.get("mean"), there.get("std")]
+                named = [cell.kept, ";".join(cell.against), ";".join(cell.undecided)]
+                writer.writerow([label, column, *numbers, cell.verdict, *named])
         return text.getvalue()
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,11 +115,12 @@ class Outcome:
         return {
             "name": self.item.name,
             "where": self.item.where,
-            "title": self.item.title,
+            "title": self.title,
             "claim": self.item.claim,
             "scale": self.scale,
             "columns": self.columns,
             "rows": [{"label": label, "cells": [_cell_dict(c) for c in cells]} for label, cells in self.rows],
+            "pairs": None if self.pairs is None else dataclasses.asdict(self.pairs) | {"all": self.pairs.all},
             "claims": [dataclasses.asdict(claim) | {"verdict": claim.verdict} for claim in self.claims],
             "notes": self.notes,
             "pictures": list(self.pictures),
@@ -133,25 +145,36 @@ class Outcome:
 def _in_line(cell: Cell, digits: int | None) -> str:
     if cell.ours is None and cell.published is None:
         return ""
-    ours = "–" if cell.ours is None else cell.ours.text(digits)
-    there = "" if cell.published is None else f" ({cell.published.text(digits).replace(' ', '')})"
-    return f"{ours}{there} {MARKS[cell.verdict]}".rstrip()
+    there = "" if cell.published is None else f" ({_text(cell.published, digits).replace(' ± ', '±')})"
+    return f"{_text(cell.ours, digits)}{there} {MARKS[cell.verdict]}".rstrip()
 
 
-def _stacked(cell: Cell, digits: int | None) -> str:
+def _stacked(cell: Cell, digits: int | None) -> Text:
     """Ours above the paper's, to keep a wide table narrow."""
-    ours = "–" if cell.ours is None else cell.ours.text(digits)
     mark = f" {MARKS[cell.verdict]}" if cell.verdict else ""
-    return f"{ours}{mark}" + ("" if cell.published is None else f"\n[dim]{cell.published.text(digits)}[/dim]")
+    there = "" if cell.published is None else f"\n{_text(cell.published, digits)}"
+    return Text.assemble(f"{_text(cell.ours, digits)}{mark}", (there, "dim"))
+
+
+def _text(value: Value | str | None, digits: int | None) -> str:
+    return "–" if value is None else value if isinstance(value, str) else value.text(digits)
+
+
+def _plain(value: Value | str | None) -> dict[str, Any]:
+    """For programs; a setting that is no number stands where the mean would."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"mean": value, "std": None}
+    return {"mean": value.mean, "std": value.std, "seeds": value.seeds, "error": value.error or None}
 
 
 def _cell_dict(cell: Cell) -> dict[str, Any]:
-    def value(v: Any) -> Any:
-        return None if v is None else {"mean": v.mean, "std": v.std}
-
     return {
-        "ours": value(cell.ours),
-        "published": value(cell.published),
+        "ours": _plain(cell.ours) or None,
+        "published": _plain(cell.published) or None,
         "verdict": cell.verdict,
+        "kept": cell.kept,
         "against": cell.against,
+        "undecided": cell.undecided,
     }

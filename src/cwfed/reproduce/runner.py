@@ -53,7 +53,7 @@ class Job:
         folder = RunFolder(self.folder)
         if not folder.exists:
             return "new"
-        whole = folder.finished and folder.config().train.rounds >= self.config.train.rounds
+        whole = folder.rounds_done() >= self.config.train.rounds
         return "finished" if whole else "begun"
 
 
@@ -173,8 +173,6 @@ def _short_round(
 def _done(job: Job) -> float:
     """The share of a job's rounds that is there already."""
     folder = RunFolder(job.folder)
-    if folder.finished:
-        return 1.0
     if not (job.folder / "events.jsonl").exists():
         return 0.0
-    return sum(isinstance(event, Round) for event in folder.events()) / job.config.train.rounds
+    return min(1.0, sum(isinstance(event, Round) for event in folder.events()) / job.config.train.rounds)

@@ -84,20 +84,28 @@ class Setup:
             raise ConfigError(f"unknown setting {name!r}: {did_you_mean(name, known.settings)}")
         setting, general = known.settings[name], known.scales[scale]
         own: Change = getattr(setting, scale)
-        self.name, self.title, self.scale = name, setting.title, scale
+        self.name, self.scale = name, scale
         self.seeds = own.seeds or general.seeds
         layers = (setting, general, own)
         self.config: Config = configs.from_table(_merged([layer.config for layer in layers]))
-        self._algorithms = _merged([layer.algorithms for layer in layers])
+        self.stand_in = self.config.data.name != setting.config["data"]["name"]
+        """Whether it runs on other data than the paper's setting."""
+        self.title = f"{ran(self.config)} in place of {setting.title}" if self.stand_in else setting.title
+        self.algorithms: dict[str, dict[str, Any]] = _merged([layer.algorithms for layer in layers])
 
     def entry(self, row: Row) -> Entry:
         """A row's algorithm with its settings here; the label says all of them, so equal runs share a folder."""
         name = row.algorithm["name"]
-        algorithm = {**self._algorithms.get(name, {}), **row.algorithm}
+        algorithm = {**self.algorithms.get(name, {}), **row.algorithm}
         if row.wdr_times != 1:
             algorithm["wdr"] = algorithm["wdr"] * row.wdr_times
         extras = [f"{key}={algorithm[key]}" for key in sorted(algorithm) if key != "name"]
         return Entry(":".join([name, *extras]), algorithm)
+
+
+def ran(config: Config) -> str:
+    """Data and model in a few words, for runs that are not on the data that a table names."""
+    return f"{config.data.name} ({'default model' if config.model.name == 'auto' else config.model.name})"
 
 
 def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from cwfed import algorithms, cost, summary
+from cwfed import algorithms, cost, models, summary
+from cwfed.config import Config
+from cwfed.data.sources import HUB
+from cwfed.folder import flat
 from cwfed.models import InputShape
 from cwfed.report.runs import RunRecord
+from cwfed.reproduce import protocol
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item, Row, Setup
@@ -18,9 +23,7 @@ def accuracy(item: Item, workshop: Workshop) -> Outcome:
     setups = [Setup(name, workshop.scale) for name in item.settings]
     labels = [row.label for row in item.rows]
     records = [[workshop.records(setup, row) for row in item.rows] for setup in setups]
-    ours = [
-        [spread([100 * r.summary["reported"]["accuracy"] for r in runs]) for runs in column] for column in records
-    ]
+    ours = [[accuracy_of(runs) for runs in column] for column in records]
     published = [[parse(row.published[i]) for row in item.rows] for i in range(len(setups))]
 
     pairs = Pairs()
@@ -30,9 +33,10 @@ def accuracy(item: Item, workshop: Workshop) -> Outcome:
     ]
     result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups])
     result.rows = [(label, [column[i] for column in columns]) for i, label in enumerate(labels)]
-    result.claims = [order_claim(pairs)]
+    result.pairs, result.claims = pairs, [order_claim(pairs)]
     if item.leader:
         result.claims += leader_claims(item.leader, labels, result.columns, ours, published)
+    result.notes = [protocol.BEST_ROUND]
     if any(row.models_sent for row in item.rows):
         _add_models_sent(result, setups[0], item.rows, records[0])
     return result
@@ -102,42 +106,104 @@ def memory(item: Item, workshop: Workshop) -> Outcome:
     return result
 
 
+WHICH_DATA = ("data.name", "data.path", "data.image_column", "data.text_column", "data.label_column")
+"""What the column's title says."""
+ONLY_FOR = {
+    "data.alpha": "dirichlet",
+    "data.classes_per_client": "pathological",
+    "data.balanced": "pathological",
+    "data.shuffled": "pathological",
+}
+"""Settings that mean something for one partition only."""
+
+
 def hyperparameters(item: Item, workshop: Workshop) -> Outcome:
-    """The settings of the scale `paper`, beside the published ones."""
+    """Every setting of the scale `paper` that decides results, beside the published one, or that none was.
+
+    A row has the value that most experiments share; those that differ have a row of their own below it.
+    """
     setups = [Setup(name, "paper") for name in item.settings]
-    result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups], digits=None)
+    used = {setup.name: _all_settings(setup, item.options["methods"]) for setup in setups}
+    published: dict[str, Any] = item.options["published"]
+    result = Outcome(item, workshop.scale, columns=["setting"], digits=None)
     wrong = []
-    for name, values in item.options["values"].items():
-        used = [
-            algorithms.describe(algorithms.build(s.entry(Row(label="", algorithm={"name": name})).settings), name)
-            for s in setups
-        ]
-        for key, published in values.items():
-            there = published if isinstance(published, list) else [published] * len(setups)
-            cells = [_setting(float(u[key]), t) for u, t in zip(used, there, strict=True)]
-            wrong += [f"{name}.{key}" for cell in cells if cell.verdict == "differs"]
-            result.rows.append((f"{name}: {key}", cells))
-    result.claims = [Claim("the settings are the paper's", not wrong, ", ".join(wrong))]
+    keys = dict.fromkeys([*(key for table in used.values() for key in table), *published])
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        label = f"{section}: {name}" if section else name
+        experiments: dict[Cell, list[str]] = {}
+        for setup in setups:
+            if cell := _setting(used[setup.name].get(key), _named(published.get(key, ""), setup.name)):
+                experiments.setdefault(cell, []).append(setup.title)
+        for i, (cell, titles) in enumerate(sorted(experiments.items(), key=lambda pair: -len(pair[1]))):
+            result.rows.append((f"{label} ({'; '.join(titles)})" if i else label, [cell]))
+            wrong += [result.rows[-1][0]] if cell.verdict == "differs" else []
+    silent = len(keys - published.keys())
+    detail = (
+        f"not: {', '.join(wrong)}" if wrong else f"all {len(published)} that it names; {silent} of ours it does not"
+    )
+    result.claims = [Claim("the settings are the paper's", not wrong, detail)]
     result.notes = [
-        "wdr is the coefficient of the equation; the paper's lambda (10, 10, 1000, 2000) is twice that, because its "
+        f"Of all {len(setups)} experimental settings at scale paper; a row names those that differ from most. The notes "
+        "of other pages say what their scale changes. "
+        "Settings of guard, adversary and privacy are shown where they are not the defaults.",
+        "wdr is the coefficient of the equation; the paper's lambda (10, 1000, 2000) is twice that, because its "
         "code multiplies the regulariser by half of lambda.",
-        "These are the settings of the scale paper; the others change the coefficient (settings.toml says where).",
+        "A quarter of each client's samples is for test, as in the paper; data: validation is the share of the rest that "
+        "is not trained on. data: samples and image_size: 0 is all of them, as they are. data: split_seed: all seeds share "
+        "one split, as in the authors' code, which fixes the seed of its partition.",
     ]
     return result
 
 
-def _setting(ours: float, published: float | str) -> Cell:
-    """A hyper-parameter beside the paper's; nothing beside it where the paper is silent."""
+def _named(published: Any, setting: str) -> Any:
+    """What the paper names for a setting: one value for all, or a table by setting; "" is nothing."""
+    return published.get(setting, published.get("others", "")) if isinstance(published, dict) else published
+
+
+def _all_settings(setup: Setup, methods: Sequence[str]) -> dict[str, Any]:
+    """By dotted names: what decides the results of a setting's runs, of all methods."""
+    config = setup.config
+    table = {"seeds": len(setup.seeds)} | {k: v for k, v in protocol.settings(config).items() if k not in WHICH_DATA}
+    if config.model.name == "auto":
+        image = HUB[config.data.name].image
+        table["model.name"] = models.default_for(InputShape((3, 32, 32)) if image else InputShape((100,), 1))
+    plain, own = (flat(c.model_dump(include={"guard", "adversary", "privacy"})) for c in (Config(), config))
+    table |= {key: value for key, value in own.items() if value != plain[key]}
+    for name in methods:
+        built = algorithms.build(setup.entry(Row(label="", algorithm={"name": name})).settings)
+        found = flat(algorithms.describe(built, name))
+        table |= {f"{name}.{key}": value for key, value in found.items() if key != "name"}
+    partition = config.data.partition
+    return {key: value if ONLY_FOR.get(key, partition) == partition else None for key, value in table.items()}
+
+
+def _setting(ours: Any, published: Any) -> Cell | None:
+    """A setting beside the paper's; "not named" where the paper is silent, nothing where it has no meaning."""
+    if ours is None:
+        return None if published == "" else Cell(None, _plain(published), "differs")
     if published == "":
-        return Cell(Value(ours))
-    return Cell(Value(ours), Value(float(published)), "same" if ours == float(published) else "differs")
+        return Cell(_plain(ours), "not named")
+    return Cell(_plain(ours), _plain(published), "same" if ours == published else "differs")
+
+
+def _plain(value: Any) -> Value | str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return Value(float(value))
 
 
 def spread(values: Sequence[float]) -> Value:
     """Mean and sample standard deviation; the latter needs two values."""
     found = summary.spread(values)
     assert found["mean"] is not None
-    return Value(found["mean"], found["std"])
+    return Value(found["mean"], found["std"], len(values))
+
+
+def accuracy_of(runs: Sequence[RunRecord]) -> Value:
+    """The reported accuracy in per cent of the runs of a method, one a seed, with the size of a run's test set."""
+    reported = spread([100 * run.summary["reported"]["accuracy"] for run in runs])
+    return reported._replace(tested=min(sum(run.started.test_samples) for run in runs))
 
 
 KINDS: dict[str, Callable[[Item, Workshop], Outcome]] = {

@@ -1,34 +1,65 @@
-"""Is what we measured what was published? Pure functions of two columns of numbers."""
+"""Is what we measured what was published? Pure functions of two columns of numbers.
+
+Every number has a standard error. A difference within two of its standard errors is undecided, and what is undecided
+never counts as agreement.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import hypot
+from math import hypot, sqrt
 from typing import Literal, NamedTuple
 
 from cwfed.errors import ConfigError
 
 LARGE = 5.0
 """Points of accuracy: methods this far apart in the paper must be in the same order here."""
-
+LEAST, CAP = 1.0, 2.0
+"""Points of accuracy: numbers this near are the same whatever their error; further apart than the cap they never are."""
+PUBLISHED_SEEDS = 3
+"""The paper's ± is the standard deviation over three runs."""
 NAMED = 8
-"""At most so many broken pairs are named in a claim; the cells name all."""
+"""At most so many pairs of a kind are named in a claim; the cells name all."""
 
-Verdict = Literal["same", "order", "differs", ""]
-MARKS: dict[Verdict, str] = {"same": "=", "order": "✓", "differs": "✗", "": ""}
+Decision = Literal["kept", "broken", "undecided"]
+Verdict = Literal["same", "order", "undecided", "differs", ""]
+MARKS: dict[Verdict, str] = {"same": "=", "order": "✓", "undecided": "?", "differs": "✗", "": ""}
 LEGEND = (
-    f"= the paper's number, within a point or two standard deviations; ✓ another number, but on the paper's side of every "
-    f"method that is {LARGE:g} points or more away in the paper; ✗ on the other side of one."
+    f"Marks compare a method with every other that is {LARGE:g} points or more away in the paper. ✗ on the other side of one "
+    "here; ? on neither side of one: their difference is within two standard errors; ✓ on the paper's side of all, with "
+    f"another number; = so too, and the paper's number: within two standard errors of the difference, at least {LEAST:g} and "
+    f"at most {CAP:g} points. The standard error of a mean is its standard deviation over the seeds divided by the root of "
+    "their number, and never less than what the finite test set gives, sqrt(p (1 - p) / N). With one seed that is all there "
+    "is: how seeds differ is then unknown, and the error is a lower bound."
 )
 
 
 class Value(NamedTuple):
-    """A mean, with its standard deviation where there is one."""
+    """A mean, with what is known of how far it can be trusted."""
 
     mean: float
     std: float | None = None
+    """Standard deviation over the seeds, where there are several."""
+    seeds: int = 1
+    tested: int = 0
+    """For an accuracy in per cent: the test samples of a run."""
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; 0 where nothing is known of it: then the sign decides.
+
+        Seeds of one split share its test set, so the test set's part does not shrink with their number.
+
+        >>> round(Value(90.0, tested=900).error, 3)
+        1.0
+        >>> Value(90.0, 6.0, seeds=4, tested=900).error
+        3.0
+        """
+        share = self.mean / 100
+        finite = 100 * sqrt(share * (1 - share) / self.tested) if self.tested else 0.0
+        return max(finite, 0.0 if self.std is None else self.std / sqrt(self.seeds))
 
     def text(self, digits: int | None = 2) -> str:
         """No digits: as it is.
@@ -45,23 +76,27 @@ class Value(NamedTuple):
 def parse(text: str) -> Value:
     """
     >>> parse("60.68±0.84")
-    Value(mean=60.68, std=0.84)
+    Value(mean=60.68, std=0.84, seeds=3, tested=0)
     """
     found = re.fullmatch(r"\s*(-?[\d.]+)\s*(?:±\s*([\d.]+))?\s*", text)
     if not found:
         raise ConfigError(f"a published value looks like 60.68±0.84, not {text!r}")
-    return Value(float(found[1]), float(found[2]) if found[2] else None)
+    return Value(float(found[1]), float(found[2]), PUBLISHED_SEEDS) if found[2] else Value(float(found[1]))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: ours, the paper's, and what to think of it."""
+    """One entry of a table: ours, the paper's, and what to think of it. Text where it is no number."""
 
-    ours: Value | None
-    published: Value | None = None
+    ours: Value | str | None
+    published: Value | str | None = None
     verdict: Verdict = ""
     against: tuple[str, ...] = ()
     """Rows on whose wrong side it is."""
+    undecided: tuple[str, ...] = ()
+    """Rows from which it cannot be told apart, and should be."""
+    kept: int = 0
+    """Rows on whose right side it is."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +105,7 @@ class Claim:
 
     says: str
     holds: bool | None
-    """None where this scale cannot say."""
+    """None where it is undecided."""
     detail: str = ""
 
     @property
@@ -81,26 +116,62 @@ class Claim:
     @property
     def verdict(self) -> str:
         """In words."""
-        return "cannot be said" if self.holds is None else "holds" if self.holds else "does not hold"
+        return "undecided" if self.holds is None else "holds" if self.holds else "does not hold"
 
 
 @dataclass
 class Pairs:
-    """How many pairs of methods that are far apart in the paper are in its order here."""
+    """Pairs of methods that are far apart in the paper: are they in its order here?"""
 
     kept: int = 0
     broken: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+    by_sign: int = 0
+    """How many are in the paper's order if any difference counts, however small."""
 
     @property
     def all(self) -> int:
         """Pairs that are far apart in the paper."""
-        return self.kept + len(self.broken)
+        return self.kept + len(self.broken) + len(self.undecided)
+
+    @property
+    def counts(self) -> str:
+        """In words, also by the sign alone."""
+        return (
+            f"of {self.all} pairs {self.kept} are kept, {len(self.broken)} broken, {len(self.undecided)} undecided; "
+            f"by the sign alone {self.by_sign} kept, {self.all - self.by_sign} broken"
+        )
 
 
-def is_same(ours: Value, published: Value, least: float = 1.0) -> bool:
-    """Within `least`, or within two standard deviations of the difference."""
-    spread = hypot(ours.std or 0.0, published.std or 0.0)
-    return abs(ours.mean - published.mean) <= max(least, 2 * spread)
+def error_of_difference(a: Value, b: Value) -> float:
+    """The standard error of the difference of two means: sqrt(s_a^2 / n_a + s_b^2 / n_b)."""
+    return hypot(a.error, b.error)
+
+
+def decide(difference: float, error: float) -> Decision:
+    """A difference that should be positive; within two standard errors it is undecided.
+
+    >>> decide(0.1, 9.8), decide(20.0, 9.8), decide(-20.0, 9.8)
+    ('undecided', 'kept', 'broken')
+    """
+    if abs(difference) <= 2 * error or difference == 0:
+        return "undecided"
+    return "kept" if difference > 0 else "broken"
+
+
+def all_hold(decisions: Sequence[Decision]) -> bool | None:
+    """Whether a claim holds that is made of several: not if one is broken, and only if all are kept."""
+    if "broken" in decisions:
+        return False
+    return True if decisions and "undecided" not in decisions else None
+
+
+def is_same(ours: Value, published: Value, least: float = LEAST, cap: float = CAP) -> bool:
+    """Within two standard errors of the difference, but at least within `least` and at most within `cap` points.
+
+    The cap is there so that noisier runs do not agree with more.
+    """
+    return abs(ours.mean - published.mean) <= min(cap, max(least, 2 * error_of_difference(ours, published)))
 
 
 def judge(
@@ -109,35 +180,40 @@ def judge(
     """One column of a table; the pairs are counted on."""
     cells = []
     for a, label in enumerate(labels):
-        against = []
+        found: dict[Decision, list[str]] = {"kept": [], "broken": [], "undecided": []}
         for b, other in enumerate(labels):
             gap = published[a].mean - published[b].mean
             if abs(gap) < LARGE:
                 continue
-            kept = (ours[a].mean - ours[b].mean) * gap > 0
-            if not kept:
-                against.append(other)
+            difference = ours[a].mean - ours[b].mean
+            decision = decide(difference if gap > 0 else -difference, error_of_difference(ours[a], ours[b]))
+            found[decision].append(other)
             if gap > 0:  # every pair once
-                if kept:
+                pairs.by_sign += difference > 0
+                words = f"{where}: {label} {ours[a].mean:.1f}, {other} {ours[b].mean:.1f} (paper {published[a].mean:.1f}, {published[b].mean:.1f})"
+                if decision == "kept":
                     pairs.kept += 1
                 else:
-                    words = f"{label} {ours[a].mean:.1f}, {other} {ours[b].mean:.1f} (paper {published[a].mean:.1f}, {published[b].mean:.1f})"
-                    pairs.broken.append(f"{where}: {words}")
-        verdict: Verdict = "differs" if against else "same" if is_same(ours[a], published[a]) else "order"
-        cells.append(Cell(ours[a], published[a], verdict, tuple(against)))
+                    (pairs.broken if decision == "broken" else pairs.undecided).append(words)
+        against, undecided = tuple(found["broken"]), tuple(found["undecided"])
+        verdict: Verdict = "same" if is_same(ours[a], published[a]) else "order"
+        verdict = "differs" if against else "undecided" if undecided else verdict
+        cells.append(Cell(ours[a], published[a], verdict, against, undecided, len(found["kept"])))
     return cells
 
 
 def order_claim(pairs: Pairs) -> Claim:
     """The order of methods that are far apart."""
     says = f"methods that are {LARGE:g} points or more apart in the paper are in the same order here"
-    detail = f"{pairs.kept} of {pairs.all} pairs"
-    if pairs.broken:
-        more = len(pairs.broken) - NAMED
-        detail += (
-            "; not: " + "; ".join(pairs.broken[:NAMED]) + (f"; and {more} more (see the marks)" if more > 0 else "")
-        )
-    return Claim(says, not pairs.broken if pairs.all else None, detail)
+    detail = pairs.counts + _named("broken", pairs.broken) + _named("undecided", pairs.undecided)
+    return Claim(says, False if pairs.broken else None if pairs.undecided or not pairs.kept else True, detail)
+
+
+def _named(kind: str, pairs: Sequence[str]) -> str:
+    if not pairs:
+        return ""
+    more = f"; and {len(pairs) - NAMED} more (see the marks)" if len(pairs) > NAMED else ""
+    return f"; {kind}: " + "; ".join(pairs[:NAMED]) + more
 
 
 def leader_claims(
@@ -149,25 +225,43 @@ def leader_claims(
 ) -> list[Claim]:
     """One method's lead over the best of the others: is it there, and is it as large, where the paper's is large?"""
     row = labels.index(leader)
-    leads = [[_lead(values, row) for values in pair] for pair in zip(ours, published, strict=True)]
-    words = [
-        f"{column} {here:+.1f} (paper {there:+.1f})" for column, (here, there) in zip(columns, leads, strict=True)
-    ]
-    large = [(here, there) for here, there in leads if there >= LARGE]
-    first = sum(here >= 0 for here, _ in leads)
+    here, there = ([_lead(values, row) for values in table] for table in (ours, published))
+    places = [_place(values, row) for values in ours]
+    first, behind, open_ = (places.count(decision) for decision in ("kept", "broken", "undecided"))
+    words = [f"{c} {h.mean:+.1f} (paper {t.mean:+.1f})" for c, h, t in zip(columns, here, there, strict=True)]
+    large = [i for i, lead in enumerate(there) if lead.mean >= LARGE]
     claims = [
         Claim(
             f"{leader} is before the best of the others where the paper's lead is {LARGE:g} points or more",
-            all(here > 0 for here, _ in large) if large else None,
-            f"first in {first} of {len(columns)} columns; lead in points: {', '.join(words)}",
+            all_hold([places[i] for i in large]),
+            f"of {len(columns)} columns first in {first}, behind in {behind}, undecided in {open_}; "
+            f"lead in points: {', '.join(words)}",
         )
     ]
     if large:
-        halves = [here >= there / 2 for here, there in large]
-        detail = f"in {sum(halves)} of {len(halves)} columns"
-        claims.append(Claim("that lead is at least half of the paper's", all(halves), detail))
+        halves = [decide(here[i].mean - there[i].mean / 2, hypot(here[i].error, there[i].error / 2)) for i in large]
+        detail = f"of {len(halves)} columns in {halves.count('kept')}, not in {halves.count('broken')}, undecided in {halves.count('undecided')}"
+        claims.append(Claim("that lead is at least half of the paper's", all_hold(halves), detail))
     return claims
 
 
-def _lead(values: Sequence[Value], row: int) -> float:
-    return values[row].mean - max(value.mean for i, value in enumerate(values) if i != row)
+class Lead(NamedTuple):
+    """How far one method is before the best of the others."""
+
+    mean: float
+    error: float
+
+
+def _lead(values: Sequence[Value], row: int) -> Lead:
+    best = max((value for i, value in enumerate(values) if i != row), key=lambda value: value.mean)
+    return Lead(values[row].mean - best.mean, error_of_difference(values[row], best))
+
+
+def _place(values: Sequence[Value], row: int) -> Decision:
+    """kept: first, decidedly before every other; broken: decidedly behind one."""
+    others = [
+        decide(values[row].mean - value.mean, error_of_difference(values[row], value))
+        for i, value in enumerate(values)
+        if i != row
+    ]
+    return "broken" if "broken" in others else "undecided" if "undecided" in others else "kept"

@@ -1,0 +1,70 @@
+"""A run says what it cannot say anything about: classes that nobody holds, clients that are not tested."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cwfed import session
+from cwfed.data import Dataset, Federation, Shard, classes_held_by_nobody, who_holds_nothing
+from cwfed.events import Note
+from cwfed.report.runs import read_run
+from tests.conftest import small
+
+
+def test_classes_held_by_nobody_by_hand():
+    histogram = np.array([[5, 3, 0, 0], [0, 2, 0, 0]])
+    said = "classes c, d are held by nobody: 20 of 30 samples are not used, the results are about the other 2"
+    assert classes_held_by_nobody(histogram, "abcd", 30) == [said]
+    assert classes_held_by_nobody(histogram, "abcd", 30, room=2) == [
+        said + "; the clients have room for 2 of 4 classes"
+    ]
+    assert classes_held_by_nobody(histogram[:, :2], "ab", 10, room=4) == []
+    (never,) = classes_held_by_nobody(histogram[:, :3], "abc", 10)
+    assert never.startswith("class c is held by nobody: the data have no such sample")
+
+
+def test_many_names_are_counted():
+    (said,) = classes_held_by_nobody(np.eye(1, 100, dtype=np.int64), range(100), 1000)
+    assert said.startswith("classes 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 89 more are held by nobody: 999 of 1,000")
+
+
+def test_clients_without_a_test_and_classes_that_nobody_trains_on():
+    data = Dataset("x", np.zeros((6, 2), np.float32), np.array([0, 0, 1, 1, 2, 2]), ("a", "b", "c"))
+    none = np.zeros(0, dtype=np.int64)
+    shards = [
+        Shard(np.array([0, 2]), none, np.array([1])),
+        Shard(np.array([3]), none, none),
+        Shard(np.array([4]), none, np.array([5])),
+    ]
+    found = who_holds_nothing(Federation(data, shards), [0, 1], samples=6, room=None, validation=0)
+    assert found == [
+        "nobody who takes part has training samples of class c",
+        "client 1 has no test samples: no accuracy counts them",
+    ]
+    *_, picked = who_holds_nothing(Federation(data, shards), [0, 1, 2], samples=6, room=None, validation=0.1)
+    assert picked == "clients 0, 1, 2 have no validation samples: the validated round is picked without them"
+
+
+SAID = "classes 6, 7, 8, 9 are held by nobody: 714 of 1,797 samples are not used"
+
+
+def test_a_run_says_it_in_an_event_and_its_summary_once(tmp_path):
+    settings = ("data.clients=3", "train.rounds=1")
+    heard = []
+    summary = session.run(small(*settings), tmp_path / "r", on_event=heard.append)
+    (note,) = [event.message for event in heard if isinstance(event, Note)]
+    assert note.startswith(SAID)
+    assert summary["notes"] == [note]
+    more = session.run(small("data.clients=3", "train.rounds=2"), tmp_path / "r", resume=True)
+    assert more["notes"] == [note]
+    assert session.run(small(*settings))["notes"] == [note]  # in memory too
+    assert session.run(small("train.rounds=1"))["notes"] == []  # six clients have room for all ten
+
+
+def test_reports_of_earlier_runs_say_it_too(tmp_path):
+    """They have no note, but their manifest knows who holds what."""
+    session.run(small("data.clients=3", "train.rounds=1"), tmp_path / "r")
+    record = read_run(tmp_path / "r")
+    (said,) = record.notes
+    record.summary["notes"] = []
+    assert record.notes == [said]
