@@ -11,8 +11,9 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from cwfed import algorithms
+from cwfed import algorithms, optimizers
 from cwfed.adversary import Attack
+from cwfed.augment import Augment
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SPLIT, SourceSpec
 from cwfed.dp import SamplePrivacy
@@ -54,6 +55,8 @@ class DataSection(Section):
     split_seed: int = Field(-1, ge=-1)
     """The seed of who holds what (partition, test, validation and holdout parts), who is a newcomer and who is evaluated.
     -1 is `run.seed`: every seed deals the data out anew. Any other number gives all seeds one split."""
+    augment: Augment = "none"
+    """Training images are shifted by up to 4 pixels (crop), mirrored (flip), or both (crop-flip); never at evaluation."""
     newcomers: int = Field(0, ge=0)
     """Clients that never take part: at the end they get a model from their label histogram, and without one."""
 
@@ -124,10 +127,50 @@ class TrainSection(Section):
     lr: float = Field(0.005, gt=0)
     batch_size: int = Field(10, ge=1)
     epochs: int = Field(1, ge=1)
+    optimizer: optimizers.Name = "sgd"
+    """sgd, adam or adamw, of every client; its state is fresh in every round, unless `keep_optimizer`."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Of SGD."""
+    nesterov: bool = False
+    """Of SGD with momentum."""
+    weight_decay: float = Field(0.0, ge=0)
+    keep_optimizer: bool = False
+    """A client keeps its optimiser's state (momentum, Adam's moments) until its next round."""
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    """The learning rate over the rounds: constant; times `decay` every `decay_every` rounds; a half cosine down to 0."""
+    decay: float = Field(0.1, gt=0, le=1)
+    decay_every: int = Field(100, ge=1)
+    warm_up: int = Field(0, ge=0)
+    """Rounds in which the learning rate rises linearly to its value."""
+    clip: float = Field(0.0, ge=0)
+    """The longest gradient of a batch, over all parameters; 0 is no limit."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
     batch_norm: Literal["average", "local"] = "average"
     """Running statistics of norm layers are averaged like FedAvg, or stay with the client."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes linear and convolution layers in bfloat16, with float32 master weights."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainSection:
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(f"train.momentum and train.nesterov are of sgd; {self.optimizer} has moments of its own")
+        if self.nesterov and not self.momentum:
+            raise ValueError("train.nesterov needs a train.momentum above 0")
+        if self.keep_optimizer and self.make_optimizer().is_plain:
+            raise ValueError(
+                "train.keep_optimizer: plain SGD has no state to keep; set train.momentum or another optimizer"
+            )
+        return self
+
+    def make_optimizer(self) -> optimizers.Optimizer:
+        """What the maths needs to know."""
+        if self.optimizer == "sgd":
+            return optimizers.SGD(self.momentum, self.nesterov, self.weight_decay)
+        return optimizers.Adam(self.weight_decay, decoupled=self.optimizer == "adamw")
+
+    def make_schedule(self) -> optimizers.Schedule:
+        """The same for the learning rate."""
+        return optimizers.Schedule(self.schedule, self.rounds, self.decay_every, self.decay, self.warm_up)
 
 
 class RunSection(Section):
@@ -229,6 +272,12 @@ class Config(Section):
         count = self.train.participation
         if count > 1 and count != int(count):
             raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
+        plain = self.train.make_optimizer().is_plain and not self.train.clip and not self.train.label_smoothing
+        if self.privacy.dp != "off" and not (plain and self.data.augment == "none"):
+            raise ValueError(
+                "privacy.dp is DP-SGD: it has gradients clipped and noised by itself, without momentum, weight decay, "
+                "train.clip, train.label_smoothing or data.augment"
+            )
         if self.privacy.dp != "off" and self.train.precision != "fp32":
             raise ValueError(
                 "privacy.dp computes gradients sample by sample in fp32 only: set train.precision = fp32"

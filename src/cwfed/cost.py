@@ -38,6 +38,15 @@ def sizes(
         network = models.build(model, shape, classes, options)
         output = str(network.output_layer)
         network = algorithm.adapt(network, output)
+    task = models.task_of(network, clients, classes)
     numbers = {name: prod(p.shape) for name, p in network.named_parameters()}
-    head = sum(n for name, n in numbers.items() if name.startswith(f"{output}."))
-    return Sizes(sum(numbers.values()), head, classes, clients, participants)
+    names = tuple(numbers)
+    return Sizes(
+        model=sum(numbers[name] for name in task.parameters),
+        head=sum(n for name, n in numbers.items() if name.startswith(f"{output}.")),
+        classes=classes,
+        clients=clients,
+        participants=participants,
+        uploaded=sum(numbers[name] for name in algorithm.uploaded(names, task)),
+        kept=sum(numbers[name] for name in algorithm.keeps(names, task)),
+    )

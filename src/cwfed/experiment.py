@@ -14,12 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cwfed import data, models
 from cwfed.adversary import Adversary
 from cwfed.config import Config
-from cwfed.engine.bench import LocalTraining
+from cwfed.engine.base import Job, Visit
+from cwfed.engine.bench import OPTIMIZER, LocalTraining
 from cwfed.errors import ConfigError
 from cwfed.guard import Guard, form_of, misfit
 from cwfed.models import InputShape
 from cwfed.rng import stream, torch_stream
-from cwfed.types import Params, Uploads
+from cwfed.types import Download, Params, Start, Uploads
 
 
 def deal(config: Config, data_dir: str | None = None) -> data.Federation:
@@ -54,8 +55,43 @@ class Blueprint:
         """Initial running statistics of norm layers, where they stay with the clients."""
         self.initial: Params = self._travelling(self.template)
         """The initial model as it travels."""
+        self.kept_names = self.algorithm.keeps(tuple(self.initial), self.task)
+        """The tensors that stay with a client until its next round."""
         self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples)
         self._check_dial()
+
+    @property
+    def has_own_models(self) -> bool:
+        """Whether what a client keeps is its personal model: then it has one also in a round that it sits out."""
+        return self.algorithm.phase == "trained" and bool(self.kept_names) and not self.is_tuned
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether clients make passes over their data before they are tested: phase `trained` is after these."""
+        return bool(self.algorithm.passes("test", self.task, Start({})))
+
+    def own(self, kept: Params) -> Params | None:
+        """What an algorithm sees of what a client keeps; before its first round, of the initial model."""
+        if not self.kept_names:
+            return None
+        if not kept:
+            return {name: self.initial[name] for name in self.kept_names}
+        return {n: w for n, w in kept.items() if n not in self.local_statistics and not n.startswith(OPTIMIZER)}
+
+    def visit(self, client: int, kept: Params, got: Download | None = None) -> Visit:
+        """A client with what it keeps (nothing before its first round)."""
+        optimizer = {n: t for n, t in kept.items() if n.startswith(OPTIMIZER)}
+        statistics = {n: kept.get(n, initial) for n, initial in self.local_statistics.items()}
+        return Visit(client, self.own(kept), statistics, optimizer, got)
+
+    def completed(self, model: Params) -> Params:
+        """A model with the initial tensors in place of those that do not travel."""
+        return model if model.keys() >= self.initial.keys() else self.initial | model
+
+    def job(self, federation: data.Federation, device: torch.device) -> Job:
+        """What an engine is to carry out."""
+        samples = data.Samples(federation.data.inputs, federation.data.labels, device)
+        return Job(self.algorithm, self.template, self.task, federation, samples, self.training())
 
     def first_state(self) -> Any:
         """The server's state before round 1."""
@@ -109,7 +145,20 @@ class Blueprint:
         """How a client trains."""
         train = self.config.train
         privacy = self.config.privacy.samples()
-        return LocalTraining(self.config.run.seed, train.lr, train.batch_size, train.epochs, train.precision, privacy)
+        return LocalTraining(
+            seed=self.config.run.seed,
+            lr=train.lr,
+            batch_size=train.batch_size,
+            epochs=train.epochs,
+            precision=train.precision,
+            privacy=privacy,
+            optimizer=train.make_optimizer(),
+            keep_optimizer=train.keep_optimizer,
+            schedule=train.make_schedule(),
+            clip=train.clip,
+            label_smoothing=train.label_smoothing,
+            augment=self.config.data.augment,
+        )
 
     def check(self, federation: data.Federation) -> None:
         """Settings against data: what does not fit shows here, and not as a riddle in round 1."""
@@ -121,6 +170,11 @@ class Blueprint:
             )
         if min(size, *trained) == 1 and any(isinstance(m, _BatchNorm) for m in self.template.modules()):
             raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
+        if self.config.data.augment != "none" and len(federation.shape.dims) != 3:
+            raise ConfigError(
+                f'data.augment = "{self.config.data.augment}" shifts or mirrors images, and these samples have the shape '
+                f"{federation.shape.dims}: set it to none"
+            )
         self._try_model(federation)
 
     def _try_model(self, federation: data.Federation) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from cwfed import mixing
-from cwfed.engine.bench import Bench
 from cwfed.events import Portrait
 from cwfed.types import Params
 
@@ -30,15 +29,13 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
     clients = simulation.evaluated[:most]
     rows = {c: row for row, c in enumerate(participants)}
 
-    def received(bench: Bench, client: int) -> Tensor:
-        view = bench.view(client, simulation.statistics(after.kept, client))
-        return simulation.personal(after, client)(view)[name].to("cpu", torch.float64)
-
     def trained(client: int) -> list[float] | None:
         own = stack[name][rows[client]] if client in rows else after.kept.get(client, {}).get(name)
         return None if own is None else _digits(own.double().norm(dim=1))
 
-    handed_out = torch.stack(simulation.engine.map(received, clients))
+    visits = [simulation.visit(client, after.kept.get(client, {})) for client in clients]
+    received = simulation.engine.personal(after.round + 1, after.server, visits)
+    handed_out = torch.stack([model[name].to("cpu", torch.float64) for model in received])
     if not handed_out.isfinite().all():
         return None
     classes = simulation.algorithm.class_models(after.server).get(name)

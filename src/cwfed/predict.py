@@ -19,6 +19,7 @@ from cwfed.data.clients import to_network
 from cwfed.errors import DataError, RunError
 from cwfed.folder import RunFolder
 from cwfed.models import InputShape
+from cwfed.rng import torch_stream
 from cwfed.saved_models import Found, Pick
 
 
@@ -93,14 +94,20 @@ def load_model(
     config = folder.config(imports=True)
     shape = InputShape(tuple(facts.data.shape), facts.data.vocabulary)
     names = [str(name) for name in facts.data.classes]
-    network = models.build(facts.model.name, shape, len(names), config.model.options)
-    network = config.build_algorithm().adapt(network, str(network.output_layer))
+    algorithm = config.build_algorithm()
+    with torch_stream(config.run.seed, "model"):  # a newcomer has the initial tensors where others keep their own
+        network = models.build(facts.model.name, shape, len(names), config.model.options)
+        network = algorithm.adapt(network, str(network.output_layer))
+    models.detach(network)
     if client is not None and class_counts is not None:
         raise RunError("give a client or a label histogram, not both")
     found = _newcomer(folder, config, class_counts, pick) if client is None else _of_client(folder, client, pick)
     params = found.params
-    if client is None and config.train.batch_norm == "local":
-        params = models.statistics(network) | params  # nobody else's statistics are to be had
+    if client is None:  # what stays with clients is to be had from nobody else
+        initial, statistics = models.parameters_of(network), models.statistics(network)
+        kept = set(algorithm.keeps((*initial, *statistics), models.task_of(network, 1, len(names))))
+        stays = {name: w for name, w in (initial | statistics).items() if name in kept}
+        params = (statistics if config.train.batch_norm == "local" else {}) | stays | params
     try:
         missing, unexpected = network.load_state_dict(params, strict=False)
     except (RuntimeError, AttributeError, TypeError) as error:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed import data, dp, engine, leak, manifest, mixing
+from cwfed import data, dp, engine, leak, manifest, mixing, models
 from cwfed.config import Config
-from cwfed.engine import Candidate, Score, Visit, Visited
-from cwfed.engine.base import as_it_is
-from cwfed.engine.bench import ClientView
+from cwfed.engine import Candidate, Choice, Score, Visit, Visited
+from cwfed.engine.bench import OPTIMIZER
 from cwfed.engine.precision import require_bf16
 from cwfed.errors import RunError
 from cwfed.events import Leak, Newcomers, PhaseResult, Round, Spent, Started
@@ -38,8 +36,6 @@ from cwfed.types import Download, Params, Start, Uploads, nbytes
 
 TRIED = 16
 """So many clients try a state that was read from a checkpoint."""
-REMEMBERED = 2**28
-"""Bytes of personal models that are kept from one round's evaluation to the next round's training."""
 
 
 class Simulation(Experiment):
@@ -54,23 +50,19 @@ class Simulation(Experiment):
         super().__init__(config, data_dir)
         self.notes += self._who_holds_nothing()
         self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
-        self._sent: tuple[Any, dict[int, Download]] = (None, {})
         train, run = config.train, config.run
-        self.engine = engine.choose(
-            run.engine,
-            run.workers,
-            self.participants(),
-            self.algorithm,
-            self.template,
-            self.federation,
-            self.device,
-            self.training(),
-            run.compile,
-            train.rounds,
-            steady=self.participants() == len(self.members) and train.dropout == 0,
+        choice = Choice(
+            name=run.engine,
+            workers=run.workers,
+            participants=self.participants(),
+            compile=run.compile,
+            rounds=train.rounds,
+            is_steady=self.participants() == len(self.members) and train.dropout == 0,
         )
+        self.engine = engine.choose(self.job(self.federation, self.device), choice)
+        before = self.start()
+        self.engine.rehearse(before.server, self.visit(self.members[0], {}))
         if spent := self.spent(train.rounds):
-            self.engine.rehearse(self._visit(self.start(), self.members[0], {}))
             self.notes.append(dp.promise(spent, train.rounds))
 
     def _who_holds_nothing(self) -> list[str]:
@@ -102,15 +94,20 @@ class Simulation(Experiment):
         """RunError for progress that these rounds cannot go on from: a few clients get their model and try it."""
         remembered = self.algorithm.remember(Start(self.initial))
         shapes = {n: t.shape for n, t in (self.initial | remembered | self.local_statistics).items()}
-        needed = self.initial.keys() if self.algorithm.keeps_model else self.local_statistics.keys()
+        needed = {*self.kept_names, *self.local_statistics}
         try:
-            candidates = [
-                Candidate(c, self.personal(progress, c), self.statistics(progress.kept, c)) for c in self.members[:3]
-            ]
-            self.engine.measure(candidates)
+            self.engine.measure(
+                [Candidate(self.visit(c, progress.kept.get(c, {}))) for c in self.members[:3]],
+                progress.round + 1,
+                progress.server,
+            )
             self.try_state(progress.server, self.members[:TRIED])
             kept = list(progress.kept.values())
-            fits = all(needed <= own.keys() and all(shapes[n] == t.shape for n, t in own.items()) for own in kept)
+            fits = all(
+                needed <= own.keys()
+                and all(shapes[n] == t.shape for n, t in own.items() if not n.startswith(OPTIMIZER))
+                for own in kept
+            )
             fits = fits and all(
                 isinstance(v, int | float) for s in progress.trained.values() for v in vars(s).values()
             )
@@ -150,8 +147,9 @@ class Simulation(Experiment):
 
         # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th participant's.
         stack = {n: torch.empty(len(participants), *t.shape, dtype=t.dtype) for n, t in self.initial.items()}
-        sent: dict[int, Download] = {}
-        visited = self.engine.visit(number, [self._visit(before, c, sent) for c in participants], stack)
+        visits = [self.visit(c, before.kept.get(c, {})) for c in participants]
+        visited = self.engine.visit(number, before.server, visits, stack)
+        sent = {v.client: Download(v.head) for v in visited}
         down += sum(v.downloaded for v in visited)
         keeps = {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
         self._tamper(visited, stack)
@@ -177,7 +175,7 @@ class Simulation(Experiment):
         evaluate = number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
         took_part = set(participants)
         trained = {c: s for c, s in before.trained.items() if c not in took_part}
-        if evaluate:
+        if evaluate and not self.is_tuned:
             trained = trained | self._measure_trained(participants, stack, kept, known=trained)
         clock.lap("evaluate")
 
@@ -192,11 +190,12 @@ class Simulation(Experiment):
         clock.lap("aggregate")
 
         # 6. Measure the models that the server hands out next.
-        remembered = trained if self.algorithm.keeps_model else {}
-        after = Progress(number, server, kept, remembered, in_vain=in_vain)
+        after = Progress(number, server, kept, trained if self.has_own_models else {}, in_vain=in_vain)
         received_result = trained_result = None
         if evaluate:
             received = self._measure_received(after)
+            if self.is_tuned:
+                trained = self._measure_received(after, is_tuned=True)
             received_result = self._result(received)
             trained_result = self._result(received | trained)
         clock.lap("evaluate")
@@ -227,37 +226,9 @@ class Simulation(Experiment):
         )
         return after, event
 
-    def _visit(self, progress: Progress, client: int, sent: dict[int, Download]) -> Visit:
-        """A visit that leaves in `sent` the output layers that the client was given."""
-
-        def download() -> Download:
-            got = self._send(progress.server, client)
-            layers = ({name: model[name] for name in self._output if name in model} for model in got.models)
-            sent[client] = Download(tuple(layers))
-            return got
-
-        return Visit(client, download, self._own(progress, client), self.statistics(progress.kept, client))
-
-    def _send(self, server: Any, client: int) -> Download:
-        """What a client is sent, made once where all of it is small: what was measured is what is trained next."""
-        if nbytes(self.initial) * self.clients > REMEMBERED:
-            return self.algorithm.send(server, client)
-        if self._sent[0] is not server:
-            self._sent = (server, {})
-        sent = self._sent[1]
-        if client not in sent:
-            sent[client] = self.algorithm.send(server, client)
-        return sent[client]
-
     def _keep(self, visited: Visited, stack: Params, row: int) -> Params:
-        model = {n: w[row].clone() for n, w in stack.items()} if self.algorithm.keeps_model else {}
-        return model | visited.remembered | visited.statistics
-
-    def _own(self, progress: Progress, client: int) -> Params | None:
-        if not self.algorithm.keeps_model:
-            return None
-        kept = progress.kept.get(client)
-        return {n: w for n, w in kept.items() if n not in self.local_statistics} if kept else self.initial
+        own = {n: stack[n][row].clone() for n in self.kept_names}
+        return own | visited.remembered | visited.statistics
 
     def statistics(self, kept: dict[int, Params], client: int) -> Params:
         own = kept.get(client)
@@ -303,7 +274,9 @@ class Simulation(Experiment):
         clients = tuple(v.client for v in visited)
         models, longer = {name: stack[name] for name in self.guard.model}, list[int]()
         if bound := self.config.guard.norm_bound:
-            models, longer = bounded(models, lambda row: self._send(server, clients[row]).model, bound)
+            models, longer = bounded(
+                models, lambda row: self.engine.download(server, Visit(clients[row])).model, bound
+            )
         uploads = Uploads(
             clients=clients,
             models=models,
@@ -314,29 +287,26 @@ class Simulation(Experiment):
 
     # --- measuring
 
-    def personal(self, progress: Progress, client: int) -> Callable[[ClientView], Params]:
-        """How a client gets the model it has on receipt."""
-        own = self._own(progress, client)
-        return lambda view: self.algorithm.personal(self._send(progress.server, client), own, view)
-
-    def _measure_received(self, progress: Progress) -> dict[int, Score]:
-        candidates = [
-            Candidate(c, self.personal(progress, c), self.statistics(progress.kept, c)) for c in self.evaluated
-        ]
-        return dict(zip(self.evaluated, self.engine.measure(candidates), strict=True))
+    def _measure_received(self, progress: Progress, is_tuned: bool = False) -> dict[int, Score]:
+        """Scores of the models that clients have on receipt; tuned, after their passes before the test."""
+        candidates = [Candidate(self.visit(c, progress.kept.get(c, {})), is_tuned=is_tuned) for c in self.evaluated]
+        scores = self.engine.measure(candidates, progress.round + 1, progress.server)
+        return dict(zip(self.evaluated, scores, strict=True))
 
     def _measure_trained(
         self, participants: Sequence[int], stack: Params, kept: dict[int, Params], known: dict[int, Score]
     ) -> dict[int, Score]:
         """Scores of the models just trained, and of kept ones that were trained in a round without evaluation."""
         evaluated = set(self.evaluated)
-        rows = {c: row for row, c in enumerate(participants) if c in evaluated}
+        rows = {c: {n: w[row] for n, w in stack.items()} for row, c in enumerate(participants) if c in evaluated}
         own: dict[int, Params] = {}
-        if self.algorithm.keeps_model:
+        if self.has_own_models:
             stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
-            own = {c: {n: kept[c][n] for n in self.initial} for c in stale}
-        candidates = [Candidate(c, partial(_row, stack, row), self.statistics(kept, c)) for c, row in rows.items()]
-        candidates += [Candidate(c, partial(as_it_is, model), self.statistics(kept, c)) for c, model in own.items()]
+            own = {c: {n: kept[c][n] for n in self.kept_names} for c in stale}
+        candidates = [
+            Candidate(Visit(c, statistics=self.statistics(kept, c)), self.algorithm.shown(model))
+            for c, model in (rows | own).items()
+        ]
         return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
@@ -397,21 +367,23 @@ class Simulation(Experiment):
             candidates = []
             for c in self.newcomers:
                 counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
-                model = self.algorithm.newcomer(progress.server, counts)
-                statistics = self.statistics(progress.kept, c)
-                candidates.append(Candidate(c, partial(as_it_is, model), statistics))
+                model = self.completed(self.algorithm.newcomer(progress.server, counts))
+                candidates.append(Candidate(Visit(c, statistics=self.statistics(progress.kept, c)), model))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
         return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
 
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
-        kept = progress.kept.get(client, {})
-        statistics = self.statistics(progress.kept, client)
-        if self.algorithm.phase == "trained" and all(n in kept for n in self.initial):
-            return {n: kept[n] for n in self.initial} | statistics
-        (model,) = self.engine.map(lambda bench, c: self.personal(progress, c)(bench.view(c, statistics)), [client])
-        return model | statistics
+        kept = progress.kept.get(client)
+        if kept and self.has_own_models:
+            model = self.algorithm.shown({n: kept[n] for n in self.kept_names}) | self.statistics(
+                progress.kept, client
+            )
+        else:
+            visits, number = [self.visit(client, progress.kept.get(client, {}))], progress.round + 1
+            (model,) = self.engine.personal(number, progress.server, visits, is_tuned=self.is_tuned)
+        return {name: w for name, w in model.items() if not models.attached(self.template, name)}
 
     def final_models(self, progress: Progress) -> FinalModels:
         """Every client's personal model, each made when its turn comes."""
@@ -448,7 +420,3 @@ class Simulation(Experiment):
     def close(self) -> None:
         """End the engine's workers."""
         self.engine.close()
-
-
-def _row(stack: Params, row: int, view: ClientView) -> Params:
-    return {name: w[row] for name, w in stack.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from math import inf
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cwfed.errors import ConfigError, did_you_mean
@@ -18,6 +20,9 @@ Phase: TypeAlias = Literal["received", "trained"]
 """Which model of a client is measured: as handed out by the server, or after its local training."""
 
 PHASES: tuple[Phase, Phase] = ("received", "trained")
+
+When: TypeAlias = Literal["receipt", "training", "test"]
+"""When a client makes a pass over its data: before anything else, as its training, or on a copy before it is tested."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,33 @@ class Start:
     notes: Params = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a client over its training data: which tensors it moves, for how long, on how much of the data."""
+
+    trained: tuple[str, ...] | None = None
+    """The tensors that move; all others are fixed. None: all that can be trained."""
+    epochs: int | None = None
+    """None: `train.epochs`."""
+    steps: int | None = None
+    """At most so many batches; None: all."""
+    lr: float = 1.0
+    """Factor of the learning rate."""
+    rate: float | None = None
+    """A learning rate of its own in place of `train.lr`, the same in every round."""
+    share: float = 1.0
+    """Share of the training data, drawn anew for every pass."""
+    incomplete: bool = False
+    """Whether the last, incomplete batch of an epoch is used too."""
+    low: float = -inf
+    """What moves stays between `low` and `high`."""
+    high: float = inf
+    until: tuple[int, float] | None = None
+    """(n, spread): it ends early, when the losses of the last n epochs have a standard deviation below the spread."""
+    stage: str = ""
+    """For the algorithm's `loss`: which of its passes this is."""
+
+
 class Output(NamedTuple):
     """What the network says about a batch, for the penalty."""
 
@@ -107,6 +139,36 @@ class Output(NamedTuple):
     """The input of the output layer."""
     weight: Tensor
     """The output layer's weight matrix as it is at this batch, one row a class."""
+
+
+class Network(Protocol):
+    """The network as a function, for objectives that ask it at other tensors than the current ones."""
+
+    def __call__(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
+        """What the network says with these parameters, by their names in the network.
+
+        Running statistics of norm layers are those whose names begin with `statistics` ("": the network's own), and move;
+        with None they are a copy that is thrown away.
+        """
+
+
+class Batch(NamedTuple):
+    """Samples of a client to train on."""
+
+    inputs: Tensor
+    labels: Tensor
+    label_smoothing: float = 0.0
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """The loss of these answers, with the experiment's label smoothing."""
+        return F.cross_entropy(logits, self.labels, label_smoothing=self.label_smoothing)
+
+
+class Loss(NamedTuple):
+    """What a client minimises: the sum of both. They are shown apart."""
+
+    loss: Tensor
+    penalty: Tensor
 
 
 class Form(NamedTuple):
@@ -146,11 +208,20 @@ class Sizes:
     classes: int
     clients: int
     participants: int
+    uploaded: int = -1
+    """Parameters that go up; -1 is all."""
+    kept: int = 0
+    """Numbers that every client keeps between its rounds."""
 
     @property
     def once(self) -> int:
-        """One model for each participant."""
-        return self.participants * self.model
+        """What goes up of one model, for each participant."""
+        return self.participants * self.travelling
+
+    @property
+    def travelling(self) -> int:
+        """Numbers of a model that travel."""
+        return self.model if self.uploaded < 0 else self.uploaded
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,23 @@ from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from cwfed.types import Cost, Download, Form, Output, Params, Phase, Sizes, Start, Task, Uploads
+from cwfed.types import (
+    Batch,
+    Cost,
+    Download,
+    Form,
+    Loss,
+    Network,
+    Output,
+    Params,
+    Pass,
+    Phase,
+    Sizes,
+    Start,
+    Task,
+    Uploads,
+    When,
+)
 
 S = TypeVar("S")
 
@@ -39,7 +55,7 @@ class Algorithm(Protocol[S]):
     phase: ClassVar[Phase]
     """The phase on which the method is reported: where its personal model is."""
     keeps_model: ClassVar[bool]
-    """Whether a client keeps the model it trained until its next round (costs memory per client)."""
+    """Whether a client keeps all of the model it trained until its next round; `keeps` can be more particular."""
     travels: ClassVar[str]
     """What a participant downloads and uploads, in words."""
     work: ClassVar[str]
@@ -52,7 +68,11 @@ class Algorithm(Protocol[S]):
         """Share of each client's training data that it holds out for the algorithm; not trained on."""
 
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
-        """The network with what the algorithm changes in it, such as its output layer (called `output`)."""
+        """The network with what the algorithm changes in it, such as its output layer (called `output`).
+
+        Tensors that the algorithm needs beside the network, such as a second model or a weight per class, are modules that
+        `cwfed.models.attach` adds to it: they are trained, kept and sent by name like any other.
+        """
 
     # server
     def init(self, fresh: Callable[[int], Params], task: Task) -> S:
@@ -63,6 +83,9 @@ class Algorithm(Protocol[S]):
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         """Which tensors of the trained model go to the server."""
+
+    def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
+        """Which tensors of the trained model stay with the client until its next round (memory per client)."""
 
     def beside(self, model: Params, task: Task) -> dict[str, Form]:
         """What `finish` sends beside a model like this one: the form and bounds of each tensor."""
@@ -83,9 +106,25 @@ class Algorithm(Protocol[S]):
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
         """Where training starts and what it is pulled to.
 
-        `own` is the model the client kept (the initial one before its first round) with what it remembers beside it,
+        `own` are the tensors the client kept (the initial ones before its first round) with what it remembers beside them,
         None if it keeps none.
         """
+
+    def passes(self, when: When, task: Task, start: Start) -> tuple[Pass, ...]:
+        """The client's passes over its training data: one over everything in training, none on receipt and before the test.
+
+        What is left by passes on receipt is what phase `received` measures and what training starts from. Passes before the
+        test are made on a copy of the received model, which is then measured as phase `trained` and thrown away.
+        """
+
+    def settle(self, params: Params, start: Start) -> Params:
+        """The model after the passes on receipt, from what they have trained."""
+
+    def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
+        """What a pass minimises on a batch; `params` are all parameters, those of the pass among them."""
+
+    def shown(self, params: Params) -> Params:
+        """The network that is the client's personal model after training, from what it trained (or from what it keeps)."""
 
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
         """What is added to the cross-entropy of a batch."""
@@ -94,4 +133,4 @@ class Algorithm(Protocol[S]):
         """What goes up beside the model."""
 
     def remember(self, start: Start) -> Params:
-        """What a client of a method with `keeps_model` keeps beside the model it trained; part of its next `own`."""
+        """What a client keeps beside the tensors of its model; part of its next `own`."""

@@ -87,7 +87,7 @@ class CwFedAvg(FedAvg):
             raise ConfigError(f"cwfedavg: class_cap must be above 0 and at most 1, it is {self.class_cap}")
         if not 0 <= self.trim < 0.5:
             raise ConfigError(f"cwfedavg: trim must be at least 0 and below 0.5, it is {self.trim}")
-        server = ("adapt", "init", "send", "uploaded", "aggregate", "personal")
+        server = ("adapt", "init", "send", "uploaded", "keeps", "aggregate", "personal", "passes", "loss", "shown")
         own = [name for name in server if getattr(type(self.objective), name) is not getattr(FedAvg, name)]
         if own:
             raise ConfigError(

@@ -16,7 +16,23 @@ from torch import Tensor, nn
 
 from cwfed import mixing
 from cwfed.algorithms.base import ClientData
-from cwfed.types import Cost, Download, Form, Output, Params, Phase, Sizes, Start, Task, Uploads
+from cwfed.types import (
+    Batch,
+    Cost,
+    Download,
+    Form,
+    Loss,
+    Network,
+    Output,
+    Params,
+    Pass,
+    Phase,
+    Sizes,
+    Start,
+    Task,
+    Uploads,
+    When,
+)
 
 
 class OneModel(TypedDict):
@@ -36,8 +52,8 @@ class FedAvg:
     work: ClassVar[str] = "nothing beyond training and one weighted mean"
 
     def costs(self, sizes: Sizes) -> list[Cost]:
-        note = "every client keeps its own model" if self.keeps_model else ""
-        return [Cost(self.name, sizes.model, sizes.once, sizes.once, note)]
+        note = "every client keeps its own model" if self.keeps_model else f"every client keeps {sizes.kept:,}"
+        return [Cost(self.name, sizes.travelling, sizes.once, sizes.once, note if sizes.kept else "")]
 
     def held_out(self) -> float:
         return 0.0
@@ -46,13 +62,17 @@ class FedAvg:
         return model
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
-        return OneModel(model=fresh(0))
+        model = fresh(0)
+        return OneModel(model={name: model[name] for name in self.uploaded(tuple(model), task)})
 
     def send(self, state: Any, client: int) -> Download:
         return Download((state["model"],))
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names
+
+    def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
+        return names if self.keeps_model else ()
 
     def beside(self, model: Params, task: Task) -> dict[str, Form]:
         return {}
@@ -68,13 +88,28 @@ class FedAvg:
         return {}
 
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
-        return got.model
+        if own is None or own.keys() <= got.model.keys():
+            return got.model  # not a copy: who shares a model is measured together
+        return own | got.model
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
         return Start(params=self.personal(got, own, data))
 
+    def passes(self, when: When, task: Task, start: Start) -> tuple[Pass, ...]:
+        return (Pass(),) if when == "training" else ()
+
+    def settle(self, params: Params, start: Start) -> Params:
+        return params
+
+    def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
+        output = network(params, batch.inputs)
+        return Loss(batch.cross_entropy(output.logits), self.penalty(params, output, batch.labels, start))
+
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
         return output.logits.new_zeros(())
+
+    def shown(self, params: Params) -> Params:
+        return params
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
         return {}
@@ -104,6 +139,9 @@ class Local(FedAvg):
 
     def costs(self, sizes: Sizes) -> list[Cost]:
         return [Cost(self.name, 0, 0, 0, "every client keeps its own model")]
+
+    def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
+        return OneModel(model=fresh(0))  # for newcomers
 
     def send(self, state: Any, client: int) -> Download:
         return Download(())

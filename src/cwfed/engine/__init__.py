@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cwfed.algorithms import FedAvg
-from cwfed.data import Federation, Samples
-from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited
+from cwfed.data import Samples
+from cwfed.engine.base import Candidate, Job, Loop, Score, Visit, Visited
 from cwfed.engine.bench import LocalTraining
 from cwfed.engine.threads import Threads
 from cwfed.engine.vmap import CannotVmap, Vmap
 from cwfed.errors import ConfigError
 
-__all__ = ["Candidate", "Loop", "Score", "Threads", "Visit", "Visited", "Vmap", "choose", "find_device"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Job",
+    "Loop",
+    "Score",
+    "Threads",
+    "Visit",
+    "Visited",
+    "Vmap",
+    "choose",
+    "find_device",
+]
 
 SMALL_STEP, LARGE_STEP = 2_000_000, 8_000_000
 """Floating-point operations of a batch's forward pass: under the first a step on a CPU is mostly overhead; from the
@@ -47,26 +59,27 @@ def find_device(name: str) -> torch.device:
         raise ConfigError(f"run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def choose(
-    name: str,
-    workers: int,
-    participants: int,
-    algorithm: FedAvg,
-    model: nn.Module,
-    federation: Federation,
-    device: torch.device,
-    how: LocalTraining,
-    compile: str = "auto",
-    rounds: int = 1,
-    steady: bool = True,
-) -> Loop:
-    """The engine of this name. What "auto" picks depends on the experiment alone, never on a clock."""
-    samples = Samples(federation.data.inputs, federation.data.labels, device)
-    workers = min(workers or cores(), len(federation))
-    about = (algorithm, model, federation, samples, how)
-    reason = ""
+@dataclass(frozen=True)
+class Choice:
+    """Which engine is wanted, and what "auto" picks it by."""
+
+    name: str = "auto"
+    workers: int = 0
+    """0 is one per core."""
+    participants: int = 1
+    """Clients of a round."""
+    compile: str = "auto"
+    rounds: int = 1
+    is_steady: bool = True
+    """Whether the same clients take part in every round."""
+
+
+def choose(job: Job, choice: Choice) -> Loop:
+    """The engine for a job. What "auto" picks depends on the experiment alone, never on a clock."""
+    workers = min(choice.workers or cores(), len(job.federation))
+    name, reason, how = choice.name, "", job.how
     if name == "auto":
-        name, reason = _pick(workers, participants, model, samples, how)
+        name, reason = _pick(workers, choice.participants, job.model, job.samples, how)
     if name == "vmap":
         if how.privacy:
             raise ConfigError(
@@ -75,15 +88,21 @@ def choose(
         if how.precision != "fp32":
             raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
         try:
-            engine: Loop = Vmap(*about, compile=compile, rounds=rounds, steady=steady, lenient=bool(reason))
+            engine: Loop = Vmap(
+                job,
+                compile=choice.compile,
+                rounds=choice.rounds,
+                steady=choice.is_steady,
+                lenient=bool(reason),
+            )
         except CannotVmap as error:
             if not reason:
                 raise
             name, reason = "loop", f"this model cannot be vmapped: {str(error).partition(': ')[2]}"
     if name == "threads":
-        engine = Threads(*about, workers)
+        engine = Threads(job, workers)
     elif name == "loop":
-        engine = Loop(*about)
+        engine = Loop(job)
     engine.why = reason
     if how.precision == "bf16":
         engine.try_training()

@@ -8,38 +8,54 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cwfed.algorithms import FedAvg
 from cwfed.data import Federation, Samples
-from cwfed.engine.bench import Bench, ClientView, LocalTraining
+from cwfed.engine import rehearsal
+from cwfed.engine.bench import Bench, LocalTraining
 from cwfed.engine.private import PrivateBench
 from cwfed.errors import ConfigError
-from cwfed.types import Download, Params
+from cwfed.types import Download, Params, Start, Task
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+REMEMBERED = 2**28
+"""Bytes of personal models that are kept from one round's evaluation to the next round's training."""
 MEASURE_TASKS = 32
 """Clients are measured in at most this many tasks: clients that share a model then share its batches."""
 
 
+def overrides(algorithm: FedAvg, *methods: str) -> bool:
+    """Whether an algorithm does one of these in a way of its own; where it does not, there are shorter ways."""
+    return any(getattr(type(algorithm), name) is not getattr(FedAvg, name) for name in methods)
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    """Bytes of a tensor."""
+    return tensor.numel() * tensor.element_size()
+
+
 @dataclass(frozen=True)
 class Visit:
-    """A participant of a round, as the server sends it off."""
+    """A client, as the server sends it off: plain data, so that the worker may be anywhere."""
 
     client: int
-    download: Callable[[], Download]
-    """Made in the worker: personal models exist only while their client needs them."""
     own: Params | None = None
-    """The model the client kept."""
+    """The tensors that the client kept, and what it remembers beside them."""
     statistics: Params = field(default_factory=dict)
     """Running statistics that stay with the client."""
+    optimizer: Params = field(default_factory=dict)
+    """What it kept of its optimiser's state."""
+    got: Download | None = None
+    """What it was sent. None: the worker makes it from the server's state, so that personal models exist only while their
+    client needs them."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +64,35 @@ class Visited:
 
     client: int
     loss: float
-    """Mean cross-entropy of its batches; not a finite number where the training diverged."""
+    """Mean loss of its batches; not a finite number where the training diverged."""
     penalty: float
     downloaded: int
+    head: tuple[Params, ...]
+    """The output layers of the models that it was sent."""
     extras: Params
     statistics: Params
     remembered: Params
-    """What it keeps beside its model and its running statistics."""
+    """What it keeps beside the tensors of its model and its running statistics."""
+
+
+class Trained(NamedTuple):
+    """What is known of a participant's training beside its model."""
+
+    loss: float
+    penalty: float
+    statistics: Params
+    optimizer: Params
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A model to be measured on a client's data."""
 
-    client: int
-    model: Callable[[ClientView], Params]
-    statistics: Params = field(default_factory=dict)
-
-
-def as_it_is(model: Params, view: ClientView) -> Params:
-    """For a candidate whose model is there already: partial(as_it_is, model)."""
-    return model
+    visit: Visit
+    model: Params | None = None
+    """None: the model that the client has on receipt."""
+    is_tuned: bool = False
+    """Of a model on receipt: whether the client makes its passes before the test first."""
 
 
 @dataclass(frozen=True)
@@ -80,30 +104,42 @@ class Score:
     validation_right: int
 
 
+@dataclass(frozen=True)
+class Job:
+    """What an engine is to carry out: all that it must know of an experiment."""
+
+    algorithm: FedAvg
+    model: nn.Module
+    task: Task
+    federation: Federation
+    samples: Samples
+    how: LocalTraining
+
+
 class Loop:
     """One client after the other, on one thread."""
 
     name = "loop"
 
-    def __init__(
-        self,
-        algorithm: FedAvg,
-        model: nn.Module,
-        federation: Federation,
-        samples: Samples,
-        how: LocalTraining,
-        workers: int = 1,
-    ) -> None:
-        self.algorithm, self.federation, self.how, self.workers = algorithm, federation, how, workers
+    def __init__(self, job: Job, workers: int = 1) -> None:
+        self.job, self.algorithm, self.federation, self.how = job, job.algorithm, job.federation, job.how
+        self.workers = workers
         self.why = ""
         """Why "auto" chose this engine."""
+        self._sent: tuple[Any, dict[int, Download]] = (None, {})
+        self._remembers = sum(map(nbytes_of, job.model.parameters())) * len(job.federation) <= REMEMBERED
+        output = job.task.output
+        self._head = tuple(n for n in job.task.layers[output] if n in (f"{output}.weight", f"{output}.bias"))
         self._stop = threading.Event()
-        self._benches = [self._new_bench(model, samples) for _ in range(workers)]
+        self._benches = [self._new_bench(job.model, job.samples) for _ in range(workers)]
 
     def _new_bench(self, model: nn.Module, samples: Samples) -> Bench:
         if self.how.privacy:
             return PrivateBench(model, self.federation, samples, self._stop, self.how)
-        return Bench(model, self.federation, samples, self._stop, self.how.precision)
+        bench = Bench(model, self.federation, samples, self._stop, self.how.precision)
+        if overrides(self.algorithm, "loss"):
+            bench.make_dense()
+        return bench
 
     def try_training(self) -> None:
         """One batch forward and backward: what does not work in this precision shows here."""
@@ -119,12 +155,15 @@ class Loop:
                 f'train.precision = "{self.how.precision}" cannot be used with this model: {reason}'
             ) from None
 
-    def rehearse(self, visit: Visit) -> None:
-        """Before the first round: what differential privacy cannot be had for is an error here."""
+    def rehearse(self, state: Any, visit: Visit) -> None:
+        """Before the first round: passes and objectives that cannot be, and what differential privacy cannot be had for."""
 
         def one(bench: Bench, item: Visit) -> None:
+            got = self.download(state, item)
             if isinstance(bench, PrivateBench):
-                bench.rehearse(self.algorithm, item.download(), item.own, item.statistics, item.client)
+                bench.rehearse(self.algorithm, got, item.own, item.statistics, item.client)
+            elif overrides(self.algorithm, "loss", "passes"):
+                rehearsal.rehearse(bench, self.algorithm, self.job.task, got, item, self.how)
 
         self.map(one, [visit])
 
@@ -132,43 +171,130 @@ class Loop:
         """Results in the order of the items."""
         return [function(self._benches[0], item) for item in items]
 
-    def visit(self, round_: int, visits: Sequence[Visit], out: Params) -> list[Visited]:
+    # --- what a client is sent, and the model it has then
+
+    def download(self, state: Any, visit: Visit) -> Download:
+        """What a client is sent, made once where all of it is small: what was measured is what is trained next."""
+        if visit.got is not None:
+            return visit.got
+        if not self._remembers:
+            return self.algorithm.send(state, visit.client)
+        if self._sent[0] is not state:
+            self._sent = (state, {})
+        sent = self._sent[1]
+        if visit.client not in sent:
+            sent[visit.client] = self.algorithm.send(state, visit.client)
+        return sent[visit.client]
+
+    def personal(self, round_: int, state: Any, visits: Sequence[Visit], is_tuned: bool = False) -> list[Params]:
+        """The models that clients have on receipt, as they would begin a round with them."""
+
+        def one(bench: Bench, visit: Visit) -> Params:
+            return visit.statistics | self._candidate(bench, round_, state, Candidate(visit, is_tuned=is_tuned))
+
+        return self.map(one, visits)
+
+    def _received(self, bench: Bench, round_: int, visit: Visit, start: Start) -> Start:
+        """Load a client's start and make its passes on receipt; the start that is left by them."""
+        bench.load(start.params | visit.statistics)
+        passes = self.algorithm.passes("receipt", self.job.task, start)
+        if not passes:
+            return start
+        bench.train(self.algorithm, "receipt", passes, start, visit.client, round_, self.how)
+        settled = self.algorithm.settle(bench.complete(), start)
+        bench.load(settled)
+        return replace(start, params={name: settled[name] for name in start.params})
+
+    def _candidate(self, bench: Bench, round_: int, state: Any, candidate: Candidate) -> Params:
+        """The model of a candidate; with its running statistics where passes over its data have moved them."""
+        if candidate.model is not None:
+            return candidate.model
+        visit, task = candidate.visit, self.job.task
+        got, view = self.download(state, visit), bench.view(visit.client, visit.statistics)
+        if not overrides(self.algorithm, "passes"):
+            return self.algorithm.personal(got, visit.own, view)
+        start = self.algorithm.begin(got, visit.own, view)
+        if self.algorithm.passes("receipt", task, start):
+            start = self._received(bench, round_, visit, start)
+            model = bench.complete()
+        else:
+            model = self.algorithm.personal(got, visit.own, view)
+        if candidate.is_tuned and (passes := self.algorithm.passes("test", task, start)):
+            bench.load(visit.statistics | model)
+            bench.train(self.algorithm, "test", passes, start, visit.client, round_, self.how)
+            model = bench.complete()
+        return model
+
+    # --- the two verbs
+
+    def visit(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
         """Train the participants; the model of the i-th goes into row i of `out`."""
 
         def one(bench: Bench, item: tuple[int, Visit]) -> Visited:
             row, visit = item
-            view = bench.view(visit.client, visit.statistics)
-            got = visit.download()
-            start = self.algorithm.begin(got, visit.own, view)
-            loss, penalty = bench.train(self.algorithm, start, visit.statistics, visit.client, round_, self.how)
+            got = self.download(state, visit)
+            start = self.algorithm.begin(got, visit.own, bench.view(visit.client, visit.statistics))
+            start = self._received(bench, round_, visit, start)
+            passes = self.algorithm.passes("training", self.job.task, start)
+            loss, penalty, optimizer = bench.train(
+                self.algorithm, "training", passes, start, visit.client, round_, self.how, visit.optimizer
+            )
             bench.save(out, row)
             kept = bench.copy_of(visit.statistics)
-            trained = {name: stack[row] for name, stack in out.items()}
-            extras = self.algorithm.finish(trained, start, bench.view(visit.client, kept))
-            return Visited(visit.client, loss, penalty, got.nbytes, extras, kept, self.algorithm.remember(start))
+            return self.visited(bench, visit, got, start, Trained(loss, penalty, kept, optimizer), out, row)
 
         return self.map(one, list(enumerate(visits)))
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Score]:
-        """The score of each candidate."""
+    def visited(
+        self,
+        bench: Bench,
+        visit: Visit,
+        got: Download,
+        start: Start,
+        trained: Trained,
+        out: Params,
+        row: int,
+    ) -> Visited:
+        """A participant whose model is trained: what else it sends and keeps."""
+        model = {name: stack[row] for name, stack in out.items()}
+        extras = self.algorithm.finish(model, start, bench.view(visit.client, trained.statistics))
+        head = tuple({name: sent[name] for name in self._head if name in sent} for sent in got.models)
+        remembered = self.algorithm.remember(start) | trained.optimizer
+        return Visited(
+            visit.client,
+            trained.loss,
+            trained.penalty,
+            got.nbytes,
+            head,
+            extras,
+            trained.statistics,
+            remembered,
+        )
+
+    def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
+        """The score of each candidate, whose model is that of a client before a round where it does not bring one."""
         size = -(-len(candidates) // MEASURE_TASKS)  # a function of the clients, not of the workers
         tasks = [candidates[at : at + size] for at in range(0, len(candidates), size)] if candidates else []
-        return [score for task in self.map(self._measure, tasks) for score in task]
 
-    def _measure(self, bench: Bench, candidates: Sequence[Candidate]) -> list[Score]:
+        def one(bench: Bench, some: Sequence[Candidate]) -> list[Score]:
+            return self._measure(bench, round_, state, some)
+
+        return [score for task in self.map(one, tasks) for score in task]
+
+    def _measure(self, bench: Bench, round_: int, state: Any, candidates: Sequence[Candidate]) -> list[Score]:
         """Neighbours that share a model, as all clients of FedAvg do, are measured together."""
         scores: list[Score] = []
         group: list[int] = []
         shared: Params = {}
         for candidate in candidates:
-            model = candidate.model(bench.view(candidate.client, candidate.statistics))
-            if model is shared and not candidate.statistics:
-                group.append(candidate.client)
+            model, visit = self._candidate(bench, round_, state, candidate), candidate.visit
+            if model is shared and not visit.statistics:
+                group.append(visit.client)
                 continue
             scores += self._score(bench, shared, group)
-            group, shared = [candidate.client], model
-            if candidate.statistics:
-                scores += self._score(bench, model | candidate.statistics, group)
+            group, shared = [visit.client], model
+            if visit.statistics:
+                scores += self._score(bench, visit.statistics | model, group)
                 group = []
         return scores + self._score(bench, shared, group)
 

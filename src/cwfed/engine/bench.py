@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -17,24 +17,28 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from cwfed import augment
 from cwfed.algorithms import FedAvg
+from cwfed.augment import Augment
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
 from cwfed.dp import SamplePrivacy
 from cwfed.engine import draws
 from cwfed.engine.precision import Precision, to_bf16
 from cwfed.errors import RunError
-from cwfed.models import output_layer, parameters_of, statistics
+from cwfed.models import attached, output_layer, parameters_of, statistics
+from cwfed.optimizers import SGD, Optimizer, Schedule, clipped
 from cwfed.rng import stream, torch_seed
-from cwfed.types import Output, Params, Start
+from cwfed.types import Batch, Loss, Output, Params, Pass, Start, When
 
 EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains: SGD without momentum, the last incomplete batch dropped."""
+    """How a client trains; by default SGD without momentum, the last incomplete batch dropped."""
 
     seed: int
     lr: float
@@ -43,6 +47,32 @@ class LocalTraining:
     precision: Precision = "fp32"
     privacy: SamplePrivacy | None = None
     """Differential privacy, which changes batches and gradients (`private.py`)."""
+    optimizer: Optimizer = field(default_factory=SGD)
+    keep_optimizer: bool = False
+    """Whether a client keeps its optimiser's state until its next round."""
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float = 0.0
+    """The longest gradient of a batch; 0 is no limit."""
+    label_smoothing: float = 0.0
+    augment: Augment = "none"
+
+    def rate(self, one: Pass, round_: int) -> float:
+        """The learning rate of a pass."""
+        return (self.schedule.rate(self.lr, round_) if one.rate is None else one.rate) * one.lr
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is the learning rate times the gradient, and nothing else."""
+        return self.optimizer.is_plain and not self.clip
+
+
+def purpose(of: str, when: When, index: int) -> str:
+    """What random numbers of a client's pass are for; the first pass in training has the plain name."""
+    return of if (when, index) == ("training", 0) else f"{of}, {when} {index}"
+
+
+OPTIMIZER = "optimizer."
+"""Before the names of what a client keeps of its optimiser."""
 
 
 class Stopped(Exception):
@@ -114,6 +144,15 @@ class Bench:
         self.buffers = dict(self.model.named_buffers())
         self.initial_buffers = {n: b.clone() for n, b in self.buffers.items()}
         self._others = [(b, self.initial_buffers[n]) for n, b in self.buffers.items() if n not in self._state]
+        self._trainable = {p: p.requires_grad for p in (*self.params.values(), *(cast for cast, _ in self._casts))}
+        self._cast_names = {names[id(cast)] for cast, _ in self._casts}
+        self._own_names = [name for name in self.params if not attached(self.model, name)]
+
+    def make_dense(self) -> None:
+        """Gradients of embeddings with all rows: those of a loss that asks the network at other tensors are no others."""
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False
 
     def view(self, client: int, statistics: Params) -> ClientView:
         """What an algorithm may see of a client, whose running statistics these are."""
@@ -170,58 +209,179 @@ class Bench:
         logits = self.model(inputs)
         return Output(logits, self.take_features(), self._output.weight)
 
+    def network(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
+        """The network as a function of its parameters; see `types.Network`."""
+        if params is self.params and statistics == "":
+            return self.forward(inputs)
+        casts = self._cast_names
+        given = {n: params[n].bfloat16() if n in casts else params[n] for n in self._own_names}
+        if statistics is None:
+            given |= {name: b.clone() for name, b in self.buffers.items()}
+        elif statistics:
+            given |= {n: self.buffers[statistics + n] for n in self.buffers if statistics + n in self.buffers}
+        logits = functional_call(self.model, given, (inputs,))
+        return Output(logits, self.take_features(), params[self.output_weight])
+
     def train(
         self,
         algorithm: FedAvg,
+        when: When,
+        passes: Sequence[Pass],
         start: Start,
-        statistics: Params,
         client: int,
         round_: int,
         how: LocalTraining,
-    ) -> tuple[float, float]:
-        """Train from a start on a client's data; the mean cross-entropy and penalty over its batches.
+        kept: Params | None = None,
+    ) -> tuple[float, float, Params]:
+        """Make a client's passes over its data with the network that is loaded.
 
-        The former is NaN where a weight is no longer a finite number: the last step's loss is from before it.
+        Gives the mean loss and penalty over their batches, and what is kept of the optimiser's state. The loss is NaN where a
+        weight is no longer a finite number: the last step's loss is from before it.
         """
-        self.load(start.params | statistics)
         self.model.train()
         start = self.here(start)
-        # Where the network computes with a bf16 copy, both take part: the penalty sees the float32 master.
-        copies = [(cast, master) for cast, master in self._casts if cast.requires_grad]
-        trained = [p for p in self.params.values() if p.requires_grad]
-        leaves = [*trained, *(cast for cast, _ in copies)]
-        targets = [*trained, *(master for _, master in copies)]
-        own = self.federation.shards[client].train
-        self._generator.manual_seed(torch_seed(how.seed, "dropout mask", round_, client))
         drawn = torch.get_rng_state()
         history: list[Tensor] = []
-        size = min(how.batch_size, len(own))
-        for inputs, labels in self.batches(own, client, round_, how):
-            if self.stop.is_set():
-                raise Stopped
-            loss, penalty, gradients = self.gradients(algorithm, inputs, labels, start, size, leaves)
-            with torch.no_grad():
-                descend(targets, gradients, how.lr)
-                self._follow()
-                history.append(torch.stack([loss, penalty]))
+        optimizer: Params = {}
+        try:
+            for index, one in enumerate(passes):
+                self._generator.manual_seed(
+                    torch_seed(how.seed, purpose("dropout mask", when, index), round_, client)
+                )
+                self.choose(one.trained)
+                prefix = f"{OPTIMIZER}{index}."
+                state = {n.removeprefix(prefix): t for n, t in (kept or {}).items() if n.startswith(prefix)}
+                losses, state = self._make(algorithm, when, index, one, start, client, round_, how, state)
+                history += losses
+                if how.keep_optimizer:
+                    optimizer |= {prefix + n: t.detach().to("cpu", copy=True) for n, t in state.items()}
+            moved = [p for p in self.params.values() if p.requires_grad]
+        finally:
+            self.choose(None)
         draws.refuse_global(drawn)
+        if not history:
+            return 0.0, 0.0, optimizer
         mean_loss, mean_penalty = torch.stack(history).cpu().double().mean(0).tolist()
+        trained = moved if len(passes) == 1 else list(self.params.values())
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
-        return mean_loss if intact else np.nan, mean_penalty
+        return mean_loss if intact else np.nan, mean_penalty, optimizer
 
-    def batches(self, own: Indices, client: int, round_: int, how: LocalTraining) -> Iterable[tuple[Tensor, Tensor]]:
-        """What the client trains on in a round, batch by batch."""
-        order = batches(len(own), how, stream(how.seed, "shuffle", round_, client))
-        return self.samples.batches(own[order])
+    def choose(self, names: Sequence[str] | None) -> None:
+        """Only these parameters move; their bf16 copies follow."""
+        if names is None:
+            for parameter, required in self._trainable.items():
+                parameter.requires_grad_(required)
+            return
+        for name, parameter in self.params.items():
+            parameter.requires_grad_(name in names)
+        for cast, master in self._casts:
+            cast.requires_grad_(master.requires_grad)
+
+    def _make(
+        self,
+        algorithm: FedAvg,
+        when: When,
+        index: int,
+        one: Pass,
+        start: Start,
+        client: int,
+        round_: int,
+        how: LocalTraining,
+        state: Params,
+    ) -> tuple[list[Tensor], Params]:
+        """One pass: (loss, penalty) of each batch, and the optimiser's state after it."""
+        # Where the network computes with a bf16 copy, both take part: the penalty sees the float32 master.
+        copies = [(cast, master) for cast, master in self._casts if cast.requires_grad]
+        trained = {name: p for name, p in self.params.items() if p.requires_grad}
+        leaves = [*trained.values(), *(cast for cast, _ in copies)]
+        targets = [*trained.values(), *(master for _, master in copies)]
+        own = self.federation.shards[client].train
+        size = min(how.batch_size, len(own))
+        rate = how.rate(one, round_)
+        is_bounded = one.low > -np.inf or one.high < np.inf
+        if not how.is_plain and not state:
+            state = how.optimizer.init({name: p.detach() for name, p in trained.items()})
+        history: list[Tensor] = []
+        ends: list[Tensor] = []
+        for epoch in self.epochs(own, when, index, one, client, round_, how):
+            begun = len(history)
+            for inputs, labels in epoch:
+                if self.stop.is_set():
+                    raise Stopped
+                batch = Batch(inputs, labels, how.label_smoothing)
+                loss, penalty, gradients = self.gradients(algorithm, batch, start, one.stage, size, leaves)
+                with torch.no_grad():
+                    if how.is_plain:
+                        descend(targets, gradients, rate)
+                    else:
+                        state = self._step(how, trained, copies, gradients, state, rate)
+                    if is_bounded:
+                        for parameter in trained.values():
+                            parameter.clamp_(one.low, one.high)
+                    self._follow()
+                    history.append(torch.stack([loss, penalty]))
+            if one.until:
+                ends.append(torch.stack(history[begun:])[:, 0].mean())
+                count, spread = one.until
+                if len(ends) >= count and float(torch.stack(ends[-count:]).std()) < spread:
+                    break
+        return history, state
+
+    def _step(
+        self,
+        how: LocalTraining,
+        trained: Params,
+        copies: Sequence[tuple[nn.Parameter, Tensor]],
+        gradients: Sequence[Tensor | None],
+        state: Params,
+        rate: float,
+    ) -> Params:
+        """One step of the optimiser; its state after it."""
+        found = {n: _dense(g, p) for (n, p), g in zip(trained.items(), gradients, strict=False)}
+        of_copies = {id(master): g for (_, master), g in zip(copies, gradients[len(trained) :], strict=True)}
+        for name, parameter in trained.items():
+            if (more := of_copies.get(id(parameter))) is not None:
+                found[name] = found[name] + more.to(parameter.dtype)
+        if how.clip:
+            found = clipped(found, how.clip)
+        after, state = how.optimizer.update(trained, found, state, rate)
+        for name, parameter in trained.items():
+            parameter.copy_(after[name])
+        return state
+
+    def epochs(
+        self, own: Indices, when: When, index: int, one: Pass, client: int, round_: int, how: LocalTraining
+    ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
+        """What the client trains on in a pass, batch by batch; in one piece where nobody looks at the end of an epoch."""
+        plan = batches(len(own), how, one, stream(how.seed, purpose("shuffle", when, index), round_, client))
+        changed = self.drawn(plan, when, index, client, round_, how)
+        size = len(plan) if one.until is None else max(1, len(plan) // max(1, one.epochs or how.epochs))
+        for at in range(0, len(plan), max(1, size)):
+            found = self._gather(own, plan[at : at + size])
+            yield found if changed is None else _changed(found, changed[at : at + size])
+
+    def _gather(self, own: Indices, plan: Sequence[Indices] | Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        if isinstance(plan, np.ndarray):
+            return self.samples.batches(own[plan])
+        return (self.samples.batch(own[chosen]) for chosen in plan)
+
+    def drawn(
+        self, plan: Sequence[Indices] | Indices, when: When, index: int, client: int, round_: int, how: LocalTraining
+    ) -> list[Tensor] | None:
+        """How the images of each batch are changed; None where they are not."""
+        if how.augment == "none":
+            return None
+        rng = stream(how.seed, purpose("augment", when, index), round_, client)
+        device = self.samples.device
+        return [torch.from_numpy(augment.draw(how.augment, chosen.shape, rng)).to(device) for chosen in plan]
 
     def gradients(
-        self, algorithm: FedAvg, inputs: Tensor, labels: Tensor, start: Start, size: int, leaves: Sequence[Tensor]
+        self, algorithm: FedAvg, batch: Batch, start: Start, stage: str, size: int, leaves: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-        """Cross-entropy and penalty of a batch (of `size` samples) and the gradient of their sum."""
-        output = self.forward(inputs)
-        loss = F.cross_entropy(output.logits, labels)
-        penalty = algorithm.penalty(self.params, output, labels, start)
-        return loss, penalty, torch.autograd.grad(loss + penalty, leaves, allow_unused=True)
+        """Loss and penalty of a batch (of `size` samples) and the gradient of their sum."""
+        found: Loss = algorithm.loss(self.network, self.params, batch, start, stage)
+        gradients = torch.autograd.grad(found.loss + found.penalty, leaves, allow_unused=True)
+        return found.loss.detach(), found.penalty.detach(), gradients
 
     @torch.inference_mode()
     def measure(self, indices: Indices) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -259,7 +419,7 @@ def require_whole(model: Params, network: Params) -> None:
     missing = ", ".join(sorted(network.keys() - model.keys()))
     raise RunError(
         f"the algorithm gives a client a model without {missing}: where only a part of the model travels, `personal` (and "
-        "`begin`) must add the rest, such as own | got.model with keeps_model = True"
+        "`begin`) must add the rest, such as own | got.model, and `keeps` must name it"
     )
 
 
@@ -276,8 +436,29 @@ def descend(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], lr
     torch._foreach_sub_([p for p, _ in dense], [g for _, g in dense], alpha=lr)
 
 
-def batches(samples: int, how: LocalTraining, rng: np.random.Generator) -> Indices:
-    """The batches of all epochs as positions, one row each. A client smaller than a batch trains on all it has."""
-    size = min(how.batch_size, samples)
-    epochs = [rng.permutation(samples)[: samples // size * size].reshape(-1, size) for _ in range(how.epochs)]
-    return np.concatenate(epochs)
+def _dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _changed(batches: Iterable[tuple[Tensor, Tensor]], drawn: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    for (inputs, labels), how in zip(batches, drawn, strict=True):
+        yield augment.change(inputs, how), labels
+
+
+def batches(samples: int, how: LocalTraining, one: Pass, rng: np.random.Generator) -> Sequence[Indices] | Indices:
+    """The batches of a pass as positions: one row each, or a list where some are incomplete.
+
+    A client smaller than a batch trains on all it has.
+    """
+    chosen = np.arange(samples) if one.share >= 1 else rng.permutation(samples)[: max(1, round(one.share * samples))]
+    size = min(how.batch_size, len(chosen))
+    whole = len(chosen) // size * size
+    orders = [rng.permutation(chosen) for _ in range(how.epochs if one.epochs is None else one.epochs)]
+    if one.incomplete and whole < len(chosen):
+        split = [np.split(order, range(size, len(order), size)) for order in orders]
+        return [batch for epoch in split for batch in epoch][: one.steps]
+    if not orders:
+        return np.zeros((0, size), np.int64)
+    return np.concatenate([order[:whole].reshape(-1, size) for order in orders])[: one.steps]

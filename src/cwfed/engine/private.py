@@ -7,7 +7,7 @@ histogram, and its penalty sees the weights but no batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -23,7 +23,7 @@ from cwfed.data.partition import Indices
 from cwfed.engine.bench import Bench, ClientView, LocalTraining
 from cwfed.errors import ConfigError
 from cwfed.rng import stream, torch_seed
-from cwfed.types import Download, Output, Params, Start
+from cwfed.types import Batch, Download, Output, Params, Pass, Start, When
 
 BEYOND = "privacy.dp: the algorithm asks its clients for {}, which clipped gradients do not cover: choose another algorithm"
 
@@ -61,22 +61,28 @@ class PrivateBench(Bench):
         super().__init__(model, federation, samples, stop, how.precision)
         self.privacy, self.seed = how.privacy, how.seed
         self._noise = torch.Generator(samples.device)
-        self._trained = {name: p for name, p in self.params.items() if p.requires_grad}
 
     def view(self, client: int, statistics: Params) -> ClientView:
         return PrivateView(self, client, statistics)
 
-    def batches(self, own: Indices, client: int, round_: int, how: LocalTraining) -> Iterable[tuple[Tensor, Tensor]]:
+    @property
+    def _trained(self) -> Params:
+        """What moves in this pass."""
+        return {name: p for name, p in self.params.items() if p.requires_grad}
+
+    def epochs(
+        self, own: Indices, when: When, index: int, one: Pass, client: int, round_: int, how: LocalTraining
+    ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
         """Poisson batches; some may be empty."""
         self._noise.manual_seed(torch_seed(how.seed, "dp noise", round_, client))
         rng = stream(how.seed, "poisson", round_, client)
         drawn = dp.poisson_batches(len(own), how.batch_size, how.epochs, rng)
-        return (self.samples.batch(own[chosen]) for chosen in drawn)
+        yield (self.samples.batch(own[chosen]) for chosen in drawn)
 
     def gradients(
-        self, algorithm: FedAvg, inputs: Tensor, labels: Tensor, start: Start, size: int, leaves: Sequence[Tensor]
+        self, algorithm: FedAvg, batch: Batch, start: Start, stage: str, size: int, leaves: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-        each, losses = self.per_sample(inputs, labels)
+        each, losses = self.per_sample(batch.inputs, batch.labels)
         sums = dp.private_sum(each, self.privacy, self._noise)
         penalty = self._penalty(algorithm, start)
         pulls: Sequence[Tensor | None] = [None] * len(leaves)
@@ -110,6 +116,12 @@ class PrivateBench(Bench):
         """A visit without training: an algorithm or a network that needs what must stay private shows here."""
         if algorithm.held_out():
             raise ConfigError(BEYOND.format("losses on data they hold out"))
+        different = [n for n in ("loss", "passes") if getattr(type(algorithm), n) is not getattr(FedAvg, n)]
+        if different:
+            raise ConfigError(
+                f"privacy.dp clips and counts the gradients of one pass with the cross-entropy; {type(algorithm).__name__} "
+                f"has {different[0]} of its own: choose another algorithm"
+            )
         view = self.view(client, statistics)
         start = algorithm.begin(got, own, view)
         self.load(start.params | statistics)

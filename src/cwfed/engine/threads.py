@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 
-from cwfed.engine.base import Item, Loop, Result
+from cwfed.engine.base import Item, Job, Loop, Result
 from cwfed.engine.bench import Bench
 
 
@@ -22,8 +21,8 @@ class Threads(Loop):
 
     name = "threads"
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, job: Job, workers: int) -> None:
+        super().__init__(job, workers)
         # torch keeps its number of compute threads per calling thread
         self._pool = ThreadPoolExecutor(self.workers, "cwfed", initializer=torch.set_num_threads, initargs=(1,))
         self._free: SimpleQueue[Bench] = SimpleQueue()

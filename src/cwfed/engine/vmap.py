@@ -25,17 +25,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from cwfed import augment
 from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
 from cwfed.engine import draws
-from cwfed.engine.base import Candidate, Loop, Score, Visit, Visited, as_it_is
-from cwfed.engine.bench import Stopped, batches, require_whole
+from cwfed.engine.base import Candidate, Job, Loop, Score, Trained, Visit, Visited, overrides
+from cwfed.engine.bench import OPTIMIZER, Stopped, batches, purpose, require_whole
 from cwfed.engine.embeddings import Table, along, lookups
 from cwfed.engine.traced import Traced
 from cwfed.errors import ConfigError, RunError
 from cwfed.mixing import rows as rows_of
+from cwfed.optimizers import clipped
 from cwfed.rng import stream
-from cwfed.types import Output, Params, Start, nbytes
+from cwfed.types import Batch, Output, Params, Pass, Start, nbytes
 
 TOGETHER = 256
 """At most so many clients in one step."""
@@ -58,11 +60,18 @@ class Group(NamedTuple):
     buffers: Params
     anchor: Params
     notes: Params
+    optimizer: Params
 
     @property
     def params(self) -> Params:
         """All parameters but embeddings that are looked up."""
         return self.trained | self.fixed
+
+    def training(self, names: Iterable[str]) -> Group:
+        """The same where these parameters are trained, and no others."""
+        chosen = set(names)
+        trained = {n: w for n, w in self.params.items() if n in chosen}
+        return self._replace(trained=trained, fixed={n: w for n, w in self.params.items() if n not in chosen})
 
     def first(self, count: int) -> Group:
         """Views of the first so many clients."""
@@ -79,16 +88,10 @@ class Vmap(Loop):
     name = "vmap"
 
     def __init__(
-        self,
-        *given: Any,
-        compile: str = "never",
-        rounds: int = 1,
-        steady: bool = True,
-        lenient: bool = False,
-        **named: Any,
+        self, job: Job, *, compile: str = "never", rounds: int = 1, steady: bool = True, lenient: bool = False
     ) -> None:
         """`steady`: the same clients take part in every round. `lenient`: what cannot be vmapped is done as by the loop."""
-        super().__init__(*given, **named)
+        super().__init__(job)
         self.lenient = lenient
         self._proved: bool | None = None
         can_compile = any(map(shutil.which, ("g++", "clang++", "c++")))
@@ -101,12 +104,20 @@ class Vmap(Loop):
             raise ConfigError('run.compile = "always" cannot be used with a model that has running statistics')
         # Other clients are other shapes, and each would be another compilation.
         pays = steady and steps >= COMPILE_FOR and can_compile and not self._bench.buffers
-        self.compile = compile == "always" or (compile == "auto" and pays)
+        # A compiled step has clients in it that are done, with a learning rate of zero: other optimisers would move them.
+        is_plain = self.how.is_plain and self.how.augment == "none" and not overrides(self.algorithm, "passes")
+        if compile == "always" and not is_plain:
+            raise ConfigError(
+                'run.compile = "always" is for one pass of plain SGD without augmentation: set run.compile = "auto"'
+            )
+        self.compile = compile == "always" or (compile == "auto" and pays and is_plain)
         self._lookups = lookups(self._bench.model, self.federation.data.inputs)
+        if not self.how.is_plain or overrides(self.algorithm, "loss", "passes"):
+            self._lookups.clear()  # every row of an embedding may move
         self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._bench.params)))
-        self._gradient = vmap(grad(self._loss, has_aux=True))
         self._answers = vmap(self._forward)
-        self._step = Traced(self._descend, insist=compile == "always")
+        self._steps: dict[Pass, Traced] = {}
+        self._insist = compile == "always"
         self._judge = Traced(self._answer_and_compare)
         self._asked: dict[tuple[int, ...], Questions] = {}
         self._tested: set[Hashable] = set()
@@ -129,7 +140,7 @@ class Vmap(Loop):
     def close(self) -> None:
         super().close()
         self._asked.clear()
-        for held in ("_bench", "_gradient", "_answers", "_step", "_judge", "_lookups"):
+        for held in ("_bench", "_answers", "_steps", "_judge", "_lookups"):
             self.__dict__.pop(held, None)  # they know the network, and through it the data
 
     # --- one step, pure but for the parameters it moves
@@ -146,39 +157,75 @@ class Vmap(Loop):
         return logits, self._bench.take_features()
 
     def _loss(
-        self, moving: tuple[Params, Params], group: Group, inputs: Tensor, labels: Tensor
+        self, stage: str, moving: tuple[Params, Params], group: Group, inputs: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One client's loss with penalty, and both apart."""
         trained, rows = moving
         params = trained | group.fixed
-        logits, features = self._forward(params, group.buffers, rows, inputs)
-        loss = F.cross_entropy(logits, labels)
-        output = Output(logits, features, params[self._bench.output_weight])
-        penalty = self.algorithm.penalty(params, output, labels, Start({}, group.anchor, group.notes))
-        return loss + penalty, torch.stack([loss.detach(), penalty.detach()])
+
+        def network(params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
+            buffers = group.buffers
+            if statistics is None:
+                buffers = {name: b.clone() for name, b in buffers.items()}
+            elif statistics:
+                buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
+            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight])
+
+        batch = Batch(inputs, labels, self.how.label_smoothing)
+        found = self.algorithm.loss(network, params, batch, Start({}, group.anchor, group.notes), stage)
+        return found.loss + found.penalty, torch.stack([found.loss.detach(), found.penalty.detach()])
+
+    def _step(self, one: Pass) -> Traced:
+        """The step of a pass, made once."""
+        if one not in self._steps:
+            gradient = vmap(grad(partial(self._loss, one.stage), has_aux=True))
+            self._steps[one] = Traced(partial(self._descend, one, gradient), insist=self._insist)
+        return self._steps[one]
 
     def _descend(
-        self, group: Group, rows: Params, inputs: Tensor, labels: Tensor, rate: Tensor
+        self,
+        one: Pass,
+        gradient: Callable[..., Any],
+        group: Group,
+        rows: Params,
+        inputs: Tensor,
+        labels: Tensor,
+        rate: Tensor,
     ) -> tuple[Tensor, ...]:
-        """One step of SGD in place; every client's losses, and by how much each looked-up row moves."""
-        found: tuple[tuple[Params, Params], Tensor] = self._gradient((group.trained, rows), group, inputs, labels)
+        """One step in place; every client's losses, and by how much each looked-up row moves."""
+        found: tuple[tuple[Params, Params], Tensor] = gradient((group.trained, rows), group, inputs, labels)
         (gradients, by_row), losses = found
-        for name, w in group.trained.items():
-            w.sub_(along(rate, w) * gradients[name])
+        if self.how.is_plain:
+            for name, w in group.trained.items():
+                w.sub_(along(rate, w) * gradients[name])
+        else:
+            after, state = vmap(self._update)(group.trained, gradients, group.optimizer, rate)
+            for place, now in ((group.trained, after), (group.optimizer, state)):
+                for name, tensor in place.items():
+                    tensor.copy_(now[name])
+        if one.low > -torch.inf or one.high < torch.inf:
+            for w in group.trained.values():
+                w.clamp_(one.low, one.high)
         moves = []
-        for name, gradient in by_row.items():
-            move = -along(rate, gradient) * gradient
+        for name, gradient_of_rows in by_row.items():
+            move = -along(rate, gradient_of_rows) * gradient_of_rows
             padding = self._lookups[name].padding_idx
             moves.append(move if padding is None else move * (inputs != padding).unsqueeze(-1))
         return losses, *moves
 
+    def _update(self, params: Params, gradients: Params, state: Params, rate: Tensor) -> tuple[Params, Params]:
+        """One client's step with the optimiser."""
+        if self.how.clip:
+            gradients = clipped(gradients, self.how.clip)
+        return self.how.optimizer.update(params, gradients, state, rate)
+
     # --- training
 
-    def visit(self, round_: int, visits: Sequence[Visit], out: Params) -> list[Visited]:
+    def visit(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
         if self._proved is False:
-            return super().visit(round_, visits, out)
+            return super().visit(round_, state, visits, out)
         try:
-            visited = self._visit_together(round_, visits, out)
+            visited = self._visit_together(round_, state, visits, out)
         except (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError) as error:
             if self._proved:
                 raise
@@ -186,29 +233,30 @@ class Vmap(Loop):
             if not self.lenient:
                 raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
             self._proved, self.why = False, f"this cannot be vmapped: {reason}"
-            return super().visit(round_, visits, out)
+            return super().visit(round_, state, visits, out)
         self._proved = True
         return visited
 
-    def _visit_together(self, round_: int, visits: Sequence[Visit], out: Params) -> list[Visited]:
-        starts, downloaded = [], []
+    def _visit_together(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
+        starts, downloads, begun = [], [], []
         for visit in visits:
-            got = visit.download()
-            starts.append(self.algorithm.begin(got, visit.own, self._bench.view(visit.client, visit.statistics)))
-            downloaded.append(got.nbytes)
-        trained: dict[int, tuple[float, float, Params]] = {}
-        for alike, rows in self._groups(visits, starts):
-            chosen, begun = [visits[r] for r in rows], [starts[r] for r in rows]
-            self._test_penalty(alike, chosen[0], begun[0])
-            trained |= self._train(round_, alike, chosen, begun, rows, out)
-        visited = []
-        for row, visit in enumerate(visits):
-            loss, penalty, kept = trained[row]
-            model = {name: stack[row] for name, stack in out.items()}
-            extras = self.algorithm.finish(model, starts[row], self._bench.view(visit.client, kept))
-            remembered = self.algorithm.remember(starts[row])
-            visited.append(Visited(visit.client, loss, penalty, downloaded[row], extras, kept, remembered))
-        return visited
+            got = self.download(state, visit)
+            start = self.algorithm.begin(got, visit.own, self._bench.view(visit.client, visit.statistics))
+            if overrides(self.algorithm, "passes") and self.algorithm.passes("receipt", self.job.task, start):
+                start = self._received(self._bench, round_, visit, start)
+                visit = replace(visit, statistics=self._bench.copy_of(visit.statistics))
+            starts.append(start)
+            downloads.append(got)
+            begun.append(visit)
+        trained: dict[int, Trained] = {}
+        for alike, rows in self._groups(begun, starts):
+            chosen, chosen_starts = [begun[r] for r in rows], [starts[r] for r in rows]
+            self._test_penalty(alike, chosen[0], chosen_starts[0])
+            trained |= self._train(round_, alike, chosen, chosen_starts, rows, out)
+        return [
+            self.visited(self._bench, visit, downloads[row], starts[row], trained[row], out, row)
+            for row, visit in enumerate(begun)
+        ]
 
     def _test_penalty(self, alike: Hashable, visit: Visit, start: Start) -> None:
         """Looked-up rows get the gradient of the loss alone: a penalty on a whole embedding makes it dense."""
@@ -220,7 +268,7 @@ class Vmap(Loop):
         inputs, labels = bench.samples.batch(self.federation.shards[visit.client].train[: self.how.batch_size])
         said = bench.forward(inputs)
         output = Output(said.logits.detach(), said.features.detach(), said.weight)
-        penalty = self.algorithm.penalty(bench.params, output, labels, bench.here(start))
+        penalty = self.algorithm.penalty(bench.params, output, labels, bench.here(start))  # of the common loss
         tables = [bench.params[name] for name in self._lookups]
         if penalty.requires_grad:
             gradients = torch.autograd.grad(penalty, tables, allow_unused=True)
@@ -233,7 +281,8 @@ class Vmap(Loop):
         for row, (visit, start) in enumerate(zip(visits, starts, strict=True)):
             samples = len(self.federation.shards[visit.client].train)
             notes = tuple((name, note.shape, note.dtype) for name, note in start.notes.items())
-            groups[min(self.how.batch_size, samples), notes, tuple(start.anchor)].append((-samples, row))
+            passes = self.algorithm.passes("training", self.job.task, start)
+            groups[min(self.how.batch_size, samples), notes, tuple(start.anchor), passes].append((-samples, row))
         for alike, rows in groups.items():
             ordered = [row for _, row in sorted(rows)]
             for at in range(0, len(ordered), self._together):
@@ -248,17 +297,35 @@ class Vmap(Loop):
         starts: Sequence[Start],
         rows: list[int],
         out: Params,
-    ) -> dict[int, tuple[float, float, Params]]:
-        """Train one group; by row, its mean loss and penalty and the statistics that stay with the client."""
+    ) -> dict[int, Trained]:
+        """Train one group; by row, its mean loss and penalty and what stays with the client beside its model."""
         self._bench.model.train()
+        passes = self.algorithm.passes("training", self.job.task, starts[0])
         group = self._group(starts, [visit.statistics for visit in visits])
+        every = tuple(group.trained)
         tables = self._tables(starts, rows, out)
-        plans = [self._plan(round_, visit.client) for visit in visits]
         drawn = torch.get_rng_state()
-        means = self._carry_out(alike, plans, group, tables)
+        sums, steps = np.zeros((len(rows), 2)), np.zeros(len(rows))
+        kept_states: Params = {}
+        for index, one in enumerate(passes):
+            group = group.training(every if one.trained is None else one.trained)
+            if not self.how.is_plain:
+                group = group._replace(optimizer=self._optimizer(index, group, visits))
+            plans = [self._plan(round_, index, one, visit.client) for visit in visits]
+            if not len(plans[0]):
+                continue
+            changed = self._changes(round_, index, plans, visits)
+            rate = self.how.rate(one, round_)
+            sums += self._carry_out((alike, index), one, plans, group, tables, rate, changed)
+            steps += [len(plan) for plan in plans]
+            kept_states |= {f"{OPTIMIZER}{index}.{n}": t for n, t in group.optimizer.items()}
         draws.refuse_global(drawn)
-        sums = [rows_of(w).sum(1) for w in group.trained.values()] + [table.sums() for table in tables.values()]
-        means[~torch.stack(sums).isfinite().all(0).cpu().numpy(), 0] = np.nan  # a weight is no number: so is the loss
+        means = sums / np.maximum(steps, 1)[:, None]
+        weights = group.params if len(passes) > 1 else group.trained
+        finite = [rows_of(w).sum(1) for w in weights.values()] + [table.sums() for table in tables.values()]
+        means[~torch.stack(finite).isfinite().all(0).cpu().numpy(), 0] = (
+            np.nan
+        )  # a weight is no number: so is the loss
         for name, stack in out.items():
             if name in tables:
                 tables[name].save(stack)
@@ -267,12 +334,47 @@ class Vmap(Loop):
                 stack.index_copy_(0, torch.tensor(rows), trained.to(stack.device))
         local = visits[0].statistics.keys()
         kept = [{name: group.buffers[name][i].cpu().clone() for name in local} for i in range(len(rows))]
-        return {row: (*means[i].tolist(), kept[i]) for i, row in enumerate(rows)}
+        optimizer = [
+            {n: t[i].cpu().clone() for n, t in kept_states.items()} if self.how.keep_optimizer else {}
+            for i in range(len(rows))
+        ]
+        return {
+            row: Trained(float(means[i, 0]), float(means[i, 1]), kept[i], optimizer[i]) for i, row in enumerate(rows)
+        }
+
+    def _optimizer(self, index: int, group: Group, visits: Sequence[Visit]) -> Params:
+        """The state of each client's optimiser before a pass: what it kept, or a fresh one."""
+        prefix = f"{OPTIMIZER}{index}."
+        states = []
+        for i, visit in enumerate(visits):
+            kept = {n.removeprefix(prefix): t for n, t in visit.optimizer.items() if n.startswith(prefix)}
+            states.append(kept or self.how.optimizer.init({n: w[i] for n, w in group.trained.items()}))
+        device = self._bench.samples.device
+        return {name: torch.stack([state[name].to(device) for state in states]) for name in states[0]}
+
+    def _changes(
+        self, round_: int, index: int, plans: Sequence[Indices], visits: Sequence[Visit]
+    ) -> list[Tensor] | None:
+        """For each step, how the clients' images are changed; None where they are not."""
+        if self.how.augment == "none":
+            return None
+        each = [
+            self._bench.drawn(plan, "training", index, v.client, round_, self.how) or []
+            for plan, v in zip(plans, visits, strict=True)
+        ]
+        return [torch.stack([own[step] for own in each if step < len(own)]) for step in range(len(each[0]))]
 
     def _carry_out(
-        self, alike: Hashable, plans: Sequence[Indices], group: Group, tables: dict[str, Table]
+        self,
+        alike: Hashable,
+        one: Pass,
+        plans: Sequence[Indices],
+        group: Group,
+        tables: dict[str, Table],
+        lr: float,
+        changed: list[Tensor] | None,
     ) -> NDArray[np.float64]:
-        """All steps of the clients' plans, longest first; each client's mean loss and penalty."""
+        """All steps of the clients' plans, longest first; the sums of each client's losses and penalties."""
         device = self._bench.samples.device
         padded = self.compile
         steps = np.array([len(plan) for plan in plans])
@@ -281,24 +383,28 @@ class Vmap(Loop):
         now, among = group, len(plans)
         together = np.stack([np.resize(plan, (steps[0], plan.shape[1])) for plan in plans], 1)  # who is done repeats
         batches = self._bench.samples.batches(together)
-        rates = (trains * self.how.lr).unbind()
-        for (inputs, labels), rate, active in zip(batches, rates, trains.sum(1).tolist(), strict=True):
+        rates = (trains * lr).unbind()
+        step = self._step(one)
+        for at, ((inputs, labels), rate, active) in enumerate(
+            zip(batches, rates, trains.sum(1).tolist(), strict=True)
+        ):
             if self._stop.is_set():
                 raise Stopped
             if among != (among := self._how_many(active, len(plans), padded)):
                 now = group.first(among)
             if among < len(plans):
                 inputs, labels, rate = inputs[:among], labels[:among], rate[:among]
+            if changed is not None:
+                inputs = augment.change(inputs, changed[at])
             looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
             key = (inputs.shape, alike, *looked_up)
-            losses, *moves = self._step(key, now, looked_up, inputs, labels, rate, compile=padded)
+            losses, *moves = step(key, now, looked_up, inputs, labels, rate, compile=padded)
             for table, move in zip(tables.values(), moves, strict=True):
                 table.move(inputs, move)
             history.append(losses)
         told = nn.utils.rnn.pad_sequence(history).transpose(0, 1)  # steps x clients x (loss, penalty)
         sums: NDArray[np.float64] = torch.where(trains[:, :, None], told, 0.0).cpu().double().sum(0).numpy()
-        means: NDArray[np.float64] = sums / steps[:, None]
-        return means
+        return sums
 
     def _how_many(self, active: int, clients: int, padded: bool) -> int:
         """Who is in the next step: those still training, or the least part that was worth compiling for."""
@@ -306,16 +412,19 @@ class Vmap(Loop):
             return active
         return min(size for size in {clients, -(-clients // 4)} if size >= active)
 
-    def _plan(self, round_: int, client: int) -> Indices:
+    def _plan(self, round_: int, index: int, one: Pass, client: int) -> Indices:
         """The client's batches as a matrix of sample indices, one row a step."""
         own = self.federation.shards[client].train
-        rng = stream(self.how.seed, "shuffle", round_, client)
-        return own[batches(len(own), self.how, rng)]
+        rng = stream(self.how.seed, purpose("shuffle", "training", index), round_, client)
+        plan = batches(len(own), self.how, one, rng)
+        if not isinstance(plan, np.ndarray) or one.until:
+            raise NotImplementedError("a pass in training with incomplete batches or an end of its own")
+        return own[plan]
 
     def _group(self, starts: Sequence[Start], statistics: Sequence[Params]) -> Group:
         """Clients' tensors stacked on the bench's device."""
         bench = self._bench
-        complete = [start.params | own for start, own in zip(starts, statistics, strict=True)]
+        complete = [own | start.params for start, own in zip(starts, statistics, strict=True)]
         for model in complete:
             if bench.params.keys() - model.keys():
                 require_whole(model, bench.params | {name: b for name, b in model.items() if name in bench.buffers})
@@ -332,6 +441,7 @@ class Vmap(Loop):
             buffers=counts | stack(complete, [name for name in counts if name in complete[0]]),
             anchor=stack([start.anchor for start in starts], starts[0].anchor),
             notes=stack([start.notes for start in starts], starts[0].notes),
+            optimizer={},
         )
 
     # --- embeddings
@@ -357,26 +467,25 @@ class Vmap(Loop):
 
     # --- measuring
 
-    def measure(self, candidates: Sequence[Candidate]) -> list[Score]:
+    def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
         scores = []
         for at in range(0, len(candidates), self._together):
             chosen = candidates[at : at + self._together]
-            models = [c.model(self._bench.view(c.client, c.statistics)) for c in chosen]
+            models = [self._candidate(self._bench, round_, state, c) for c in chosen]
             if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
-                made = [replace(c, model=partial(as_it_is, m)) for c, m in zip(chosen, models, strict=True)]
-                scores += super().measure(made)
+                scores += super().measure([replace(c, model=m) for c, m in zip(chosen, models, strict=True)])
             else:
-                scores += self._score_each(models, chosen)
+                scores += self._score_each(models, [c.visit for c in chosen])
         return scores
 
     @torch.no_grad()
-    def _score_each(self, models: Sequence[Params], candidates: Sequence[Candidate]) -> list[Score]:
+    def _score_each(self, models: Sequence[Params], visits: Sequence[Visit]) -> list[Score]:
         """Scores of one model a client."""
         self._bench.model.eval()
-        group = self._group([Start(model) for model in models], [c.statistics for c in candidates])
-        test, validation, questions = self._questions(tuple(c.client for c in candidates))
+        group = self._group([Start(model) for model in models], [visit.statistics for visit in visits])
+        test, validation, questions = self._questions(tuple(visit.client for visit in visits))
         if not test.numel():
-            return [Score(0, 0.0, 0) for _ in candidates]
+            return [Score(0, 0.0, 0) for _ in visits]
         rights, losses = [], []
         for inputs, labels in questions():
             rows = self._look_up(models, inputs)

@@ -11,7 +11,7 @@ import logging
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,12 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 import cwfed
 from cwfed import data as sources
-from cwfed import guard, manifest
+from cwfed import guard, manifest, models
 from cwfed.checkpoint import Checkpoints
 from cwfed.config import Config
-from cwfed.data import Dataset, Federation, Samples, Shard, fixed_shard, of_client
+from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
 from cwfed.engine import Candidate, Loop, Score, Visit, find_device
-from cwfed.engine.base import as_it_is
-from cwfed.engine.bench import ClientView
 from cwfed.errors import ConfigError, CwfedError
 from cwfed.experiment import Blueprint, deal
 from cwfed.flower import wire
@@ -67,16 +65,16 @@ class Worker:
         self.blueprint, self.algorithm, self.federation = blueprint, blueprint.algorithm, federation
         self.forms = guard.form_of(blueprint.initial)
         self._state = state
-        samples = Samples(federation.data.inputs, federation.data.labels, find_device(blueprint.config.run.device))
-        self._loop = Loop(self.algorithm, blueprint.template, federation, samples, blueprint.training())
+        self._loop = Loop(blueprint.job(federation, find_device(blueprint.config.run.device)))
 
     def train(self, client: int, round_: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""
-        own, statistics = self._kept(client, before=round_)
+        visit = self._visit(client, got, before=round_)
         out = {n: torch.empty(1, *t.shape, dtype=t.dtype) for n, t in self.blueprint.initial.items()}
-        (visited,) = self._loop.visit(round_, [Visit(client, lambda: got, own, statistics)], out)
+        (visited,) = self._loop.visit(round_, None, [visit], out)
         trained = {name: stack[0] for name, stack in out.items()}
-        keep = (trained if self.algorithm.keeps_model else {}) | visited.remembered | visited.statistics
+        own = {name: trained[name] for name in self.blueprint.kept_names}
+        keep = own | visited.remembered | visited.statistics
         is_finite = math.isfinite(visited.loss + visited.penalty) and all(map(guard.is_finite, trained.values()))
         if not is_finite:
             raise ConfigError(
@@ -86,8 +84,9 @@ class Worker:
             self._checkpoints(client).save(round_, {"round": round_, "kept": keep})
         metrics: dict[str, Any] = {"samples": len(self.federation.shards[client].train)}
         metrics |= {"loss": visited.loss, "penalty": visited.penalty}
-        if measure:
-            metrics |= self._measure(client, "trained", partial(as_it_is, trained), visited.statistics)
+        if measure and not self.blueprint.is_tuned:
+            now = replace(visit, statistics=visited.statistics)
+            metrics |= self._measure("trained", Candidate(now, self.algorithm.shown(trained)))
         names = self.algorithm.uploaded(tuple(trained), self.blueprint.task)
         content = RecordDict({"metrics": MetricRecord(metrics)})
         wire.upload_to(
@@ -102,25 +101,24 @@ class Worker:
 
     def evaluate(self, client: int, round_: int, got: Download, kept_too: bool, keep: bool) -> RecordDict:
         """How good the model is that the server handed out after a round, and the client's own where it is asked for."""
-        own, statistics = self._kept(client, before=round_ + 1)
-        trained = {name: own[name] for name in self.blueprint.initial} if own is not None else {}
-
-        def received(view: ClientView) -> Params:
-            return self.algorithm.personal(got, own, view)
-
-        metrics = self._measure(client, "received", received, statistics)
-        if kept_too and trained:
-            metrics |= self._measure(client, "trained", partial(as_it_is, trained), statistics)
+        visit, number = self._visit(client, got, before=round_ + 1), round_ + 1
+        metrics = self._measure("received", Candidate(visit), number)
+        own = visit.own is not None and self.blueprint.has_own_models
+        trained = self.algorithm.shown(visit.own) if visit.own is not None and own else None
+        if self.blueprint.is_tuned:
+            metrics |= self._measure("trained", Candidate(visit, is_tuned=True), number)
+        elif kept_too and trained is not None:
+            metrics |= self._measure("trained", Candidate(visit, trained))
         if keep:
-            is_own = self.algorithm.phase == "trained" and trained
-            model = trained if is_own else received(self._loop._benches[0].view(client, statistics))
-            self._write_model(client, model | statistics)
+            model = trained and trained | visit.statistics
+            if not model:
+                (model,) = self._loop.personal(number, None, [visit], is_tuned=self.blueprint.is_tuned)
+            network = self.blueprint.template
+            self._write_model(client, {n: w for n, w in model.items() if not models.attached(network, n)})
         return RecordDict({"metrics": MetricRecord(metrics)})
 
-    def _measure(
-        self, client: int, phase: str, model: Callable[[ClientView], Params], statistics: Params
-    ) -> dict[str, Any]:
-        (score,) = self._loop.measure([Candidate(client, model, statistics)])
+    def _measure(self, phase: str, candidate: Candidate, round_: int = 0) -> dict[str, Any]:
+        (score,) = self._loop.measure([candidate], round_)
         return score_to(phase, score)
 
     # --- what stays here
@@ -133,20 +131,16 @@ class Worker:
             )
         return Checkpoints(folder, KEPT)
 
-    def _kept(self, client: int, before: int) -> tuple[Params | None, Params]:
-        """The client's own model and running statistics as they were before a round."""
+    def _visit(self, client: int, got: Download, before: int) -> Visit:
+        """The client with what it kept as it was before a round."""
         kept: Params = {}
-        if self.algorithm.keeps_model or self.blueprint.local_statistics:
+        keeps_any = self.blueprint.kept_names or self.blueprint.local_statistics
+        if keeps_any or self.blueprint.config.train.keep_optimizer:
             tree, complaints = self._checkpoints(client).newest(before=before)
             for complaint in complaints:
                 log.warning("%s: an older state is used", complaint)
             kept = tree["kept"] if tree else {}
-        own = None
-        if self.algorithm.keeps_model:
-            local = self.blueprint.local_statistics
-            own = {name: w for name, w in (self.blueprint.initial | kept).items() if name not in local}
-        statistics = {name: kept.get(name, initial) for name, initial in self.blueprint.local_statistics.items()}
-        return own, statistics
+        return self.blueprint.visit(client, kept, got)
 
     def _write_model(self, client: int, model: Params) -> None:
         """The personal model on the client's disk; `cwfed.load_model(folder, client)` reads it."""

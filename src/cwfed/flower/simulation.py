@@ -81,7 +81,8 @@ class SimulatedRun(FederatedRun):
     def complete(self, progress: Progress) -> Progress:
         """With what the clients keep, read from their folders."""
         kept = {}
-        if self.simulation.algorithm.keeps_model or self.simulation.local_statistics:
+        keeps_any = self.simulation.kept_names or self.simulation.local_statistics
+        if keeps_any or self.config.train.keep_optimizer:
             for client in range(self.simulation.clients):
                 tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(before=progress.round + 1)
                 if tree:

@@ -289,7 +289,7 @@ class PersonalisedStrategy(Strategy):
             turn.aggregated = self._stack(turn)
             server = self.algorithm.aggregate(server, turn.aggregated)
             self._ever |= {upload.client for upload in turn.uploads}
-        kept = {} if not self.algorithm.keeps_model else dict(self.progress.trained)
+        kept = dict(self.progress.trained) if self.blueprint.has_own_models else {}
         for upload in turn.uploads:
             kept.pop(upload.client, None)
         in_vain = tuple[str, ...]()
@@ -316,7 +316,7 @@ class PersonalisedStrategy(Strategy):
             unknown = client in self._ever and client not in self.progress.trained
             keep = self.plan.federation.keep
             told = {
-                "kept": self.algorithm.keeps_model and unknown,
+                "kept": self.blueprint.has_own_models and unknown,
                 "keep": keep == "every" or (keep == "last" and is_last),
             }
             messages.append(self._send(client, server_round, download, MessageType.EVALUATE, told))
@@ -336,7 +336,7 @@ class PersonalisedStrategy(Strategy):
                     turn.trained[client] = replies_of.read_score(hello, "trained", reply.content)
             except wire.BadMessage as error:
                 turn.refused.setdefault(str(client), f"its measurements: {error}")
-        if self.algorithm.keeps_model:
+        if self.blueprint.has_own_models:
             self.progress = replace(self.progress, trained=self.progress.trained | turn.trained)
         turn.clock.lap("evaluate")
         result = self._result(turn.received)
@@ -345,7 +345,7 @@ class PersonalisedStrategy(Strategy):
     def event(self) -> Round:
         """6. Say what happened."""
         turn = self.turn
-        sat_out = self.progress.trained if self.algorithm.keeps_model else {}
+        sat_out = self.progress.trained if self.blueprint.has_own_models else {}
         both = turn.received | {c: s for c, s in (sat_out | turn.trained).items() if c in turn.received}
         return Round(
             round=turn.number,

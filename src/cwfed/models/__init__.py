@@ -22,7 +22,7 @@ Builder = Callable[..., nn.Module]
 
 MODELS: dict[str, Builder] = {"cnn": CNN, "resnet18": ResNet18, "fasttext": FastText, "mlp": MLP}
 
-__all__ = ["MODELS", "InputShape", "build", "default_for", "task_of"]
+__all__ = ["MODELS", "InputShape", "attach", "attached", "build", "default_for", "detach", "holder", "task_of"]
 
 
 def default_for(shape: InputShape) -> str:
@@ -88,12 +88,46 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
     return found
 
 
+def attach(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """Add tensors that an algorithm needs beside the network: they are its tensors by name, but none of its layers."""
+    network.add_module(name, module)
+    object.__setattr__(network, "attached", (*getattr(network, "attached", ()), name))
+    return network
+
+
+def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module that only has these parameters, for `attach`; a name with dots is a place in it."""
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        at = root
+        for part in path:
+            if part not in at._modules:
+                at.add_module(part, nn.Module())
+            at = at.get_submodule(part)
+        at.register_parameter(last, nn.Parameter(tensor))
+    return root
+
+
+def attached(network: nn.Module, name: str) -> bool:
+    """Whether a tensor or a layer of this name was attached to the network."""
+    return any(name == own or name.startswith(f"{own}.") for own in getattr(network, "attached", ()))
+
+
+def detach(network: nn.Module) -> nn.Module:
+    """The network without what was attached to it, such as for predictions."""
+    for name in getattr(network, "attached", ()):
+        delattr(network, name)
+    object.__setattr__(network, "attached", ())
+    return network
+
+
 def task_of(model: nn.Module, clients: int, classes: int, seed: int = 0) -> Task:
     """What an algorithm may know: the model's layers in the order in which it registers them."""
     layers: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
         own = tuple(f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
-        if own:
+        if own and not attached(model, name):
             layers[name] = own
     assert isinstance(model.output_layer, str)
     return Task(clients=clients, classes=classes, layers=layers, output=model.output_layer, seed=seed)

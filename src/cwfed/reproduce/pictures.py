@@ -33,7 +33,7 @@ from cwfed.reproduce.spec import Item, Row, Scale, Setup
 from cwfed.reproduce.tables import accuracy_of, spread
 from cwfed.reproduce.verdict import Cell, Claim, Value, all_hold, decide, error_of_difference
 from cwfed.simulation import Simulation
-from cwfed.types import Output, Params, Start
+from cwfed.types import Output, Params, Pass, Start
 
 
 def _correlation(a: Any, b: Any) -> float:
@@ -144,7 +144,8 @@ def first_epoch(item: Item, workshop: Workshop) -> Outcome:
 def _train(bench: Bench, client: int, algorithm: algorithms.CwFedAvg, state: Any, simulation: Simulation) -> Tensor:
     statistics = simulation.local_statistics
     start = algorithm.begin(algorithm.send(state, client), None, bench.view(client, statistics))
-    bench.train(algorithm, start, statistics, client, 1, simulation.engine.how)
+    bench.load(start.params | statistics)
+    bench.train(algorithm, "training", (Pass(),), start, client, 1, simulation.engine.how)
     weight: Tensor = bench.complete()[simulation.task.output_weight]
     return mixing.norm_distribution(weight)
 

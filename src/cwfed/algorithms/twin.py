@@ -1,0 +1,28 @@
+"""A second model at the client: a copy of the network, attached to it, whose tensors have the prefix `own.`."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from cwfed.models import attach
+from cwfed.types import Params
+
+OWN = "own."
+"""Before the names of the second model's tensors."""
+
+
+def with_twin(network: nn.Module) -> nn.Module:
+    """The network with a copy of itself: both start equal."""
+    return attach(network, OWN.removesuffix("."), copy.deepcopy(network))
+
+
+def of_twin(tensors: Params) -> Params:
+    """The second model's tensors, by their names in the network."""
+    return {name.removeprefix(OWN): w for name, w in tensors.items() if name.startswith(OWN)}
+
+
+def of_network(tensors: Params) -> Params:
+    """The network's tensors without those of its second model."""
+    return {name: w for name, w in tensors.items() if not name.startswith(OWN)}

@@ -1,0 +1,70 @@
+"""Before the first round: an algorithm's own passes and loss are tried, so that what cannot be is one sentence there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, get_args
+
+import torch
+from torch import Tensor
+
+from cwfed.algorithms import FedAvg
+from cwfed.errors import ConfigError, did_you_mean
+from cwfed.types import Batch, Download, Params, Pass, Start, Task, When
+
+if TYPE_CHECKING:
+    from cwfed.engine.base import Visit
+    from cwfed.engine.bench import Bench, LocalTraining
+
+
+def rehearse(bench: Bench, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining) -> None:
+    """Begin a round with one client, look at its passes, and compute the loss of two samples in each."""
+    name = type(algorithm).__name__
+    start = algorithm.begin(got, visit.own, bench.view(visit.client, visit.statistics))
+    bench.load(start.params | visit.statistics)
+    bench.model.train()
+    batch = Batch(*bench.samples.batch(bench.federation.shards[visit.client].train[:2]), how.label_smoothing)
+    for when in get_args(When):
+        passes = algorithm.passes(when, task, start)
+        if when == "training" and not passes:
+            raise ConfigError(f"{name} has no pass in training: its clients would never learn")
+        for one in passes:
+            check_pass(one, f"a pass of {name} ({when})", bench.params)
+            check_loss(algorithm, bench, batch, bench.here(start), one, name)
+
+
+def check_pass(one: Pass, what: str, params: Params) -> None:
+    """One sentence for a pass that cannot be made."""
+    if one.trained is not None:
+        if unknown := [name for name in one.trained if name not in params]:
+            raise ConfigError(
+                f"{what} trains {unknown[0]}, which the network lacks: {did_you_mean(unknown[0], params)}"
+            )
+        if not one.trained:
+            raise ConfigError(f"{what} trains nothing: name the tensors that move, or leave the pass out")
+    if (one.epochs is not None and one.epochs < 0) or (one.steps is not None and one.steps < 0):
+        raise ConfigError(f"{what} must not have a negative number of epochs or steps")
+    if not 0 < one.share <= 1:
+        raise ConfigError(f"{what} takes a share of {one.share:g} of the data, which must be above 0 and at most 1")
+    if one.lr < 0 or not one.low <= one.high:
+        raise ConfigError(f"{what} has a negative learning rate, or bounds that leave nothing between them")
+
+
+def check_loss(algorithm: FedAvg, bench: Bench, batch: Batch, start: Start, one: Pass, name: str) -> None:
+    """One sentence for a loss that cannot be trained with."""
+    found = algorithm.loss(bench.network, bench.params, batch, start, one.stage)
+    bad = [part for part in found if not isinstance(part, Tensor) or part.ndim]
+    if bad:
+        shape = tuple(bad[0].shape) if isinstance(bad[0], Tensor) else type(bad[0]).__name__
+        raise ConfigError(f"the loss of {name} must be two numbers (loss and penalty), one of them is {shape}")
+    moving: Sequence[str] = (
+        one.trained if one.trained is not None else [n for n, p in bench.params.items() if p.requires_grad]
+    )
+    leaves = [bench.params[n].requires_grad_() for n in moving]
+    total = sum(algorithm.loss(bench.network, bench.params, batch, start, one.stage), torch.zeros(()))
+    reached = total.requires_grad and any(
+        g is not None for g in torch.autograd.grad(total, leaves, allow_unused=True)
+    )
+    bench.choose(None)
+    if not reached:
+        raise ConfigError(f"a pass of {name} trains {moving[0]} and others, on which its loss does not depend")
