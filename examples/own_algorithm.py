@@ -1,51 +1,52 @@
 """An own algorithm in one file: a frozen dataclass that overrides what its paper changes.
 
-This one is FedAvg with server momentum (FedAvgM, Hsu et al., 2019):
+This one is Ditto (Li et al., 2021): FedAvg, and beside it a personal model v that stays with its client:
 
-    v <- beta v + (w - average),   w <- w - v        beta = 0 is FedAvg
+    v <- v - lr (grad CE(v) + strength (v - w)),  w the received model        strength = 0: every client alone
 
-The same from the command line, in this folder: cwfed compare -a fedavg,own_algorithm:FedAvgM:beta=0.7
+The same from the command line, in this folder: cwfed compare -a fedavg,own_algorithm:Ditto:strength=0.5
 """
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 import cwfed
-from cwfed import mixing
-from cwfed.types import Params, Task, Uploads
+from cwfed import Loss, Start
 
 
 @dataclass(frozen=True)
-class FedAvgM(cwfed.FedAvg):
-    """FedAvg with momentum on the server."""
+class Ditto(cwfed.FedAvg):
+    """Two models at the client: the common one travels, its own one stays."""
 
-    beta: float = 0.9
-    """Momentum; 0 is FedAvg."""
+    phase = "trained"  # reported is the model after local training: its own
+    strength: float = 0.1
+    """How strongly the personal model is pulled towards the received one."""
 
-    def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
-        model = fresh(0)
-        return {"model": model, "velocity": {name: torch.zeros_like(w) for name, w in model.items()}}
+    def adapt(self, model, output):  # a copy of the network, as tensors named own.*
+        return cwfed.attach(model, "own", copy.deepcopy(model))
 
-    def aggregate(self, state: Any, up: Uploads) -> Any:
-        average = mixing.average(up.models, mixing.sample_weights(up.counts))
-        velocity = {n: self.beta * v + (state["model"][n] - average[n]) for n, v in state["velocity"].items()}
-        return {"model": {n: w - velocity[n] for n, w in state["model"].items()}, "velocity": velocity}
+    def uploaded(self, names, task):
+        return tuple(name for name in names if not name.startswith("own."))
 
+    def keeps(self, names, task):
+        return tuple(name for name in names if name.startswith("own."))
 
-def main() -> None:
-    for beta in (0.0, 0.7):
-        settings = [
-            "algorithm.name=own_algorithm:FedAvgM",
-            f"algorithm.beta={beta}",
-            "train.rounds=20",
-            "train.lr=0.05",
-        ]
-        summary = cwfed.run(cwfed.load_config(settings=settings))
-        print(f"beta = {beta}: {summary['reported']['accuracy']:.1%}")
+    def begin(self, got, own, data):
+        return Start(params=own | got.model, anchor=got.model)
+
+    def loss(self, network, params, batch, start, stage):
+        own = self.shown(params)
+        pull = sum((own[n] - w).square().sum() for n, w in start.anchor.items() if n in own)
+        common = batch.cross_entropy(network(params, batch.inputs).logits)
+        personal = batch.cross_entropy(network(own, batch.inputs, statistics="own.").logits)
+        return Loss(common, personal + self.strength / 2 * pull)
+
+    def shown(self, params):  # the personal model is the network with the tensors own.*
+        return params | {n.removeprefix("own."): w for n, w in params.items() if n.startswith("own.")}
 
 
 if __name__ == "__main__":
-    main()
+    for name in ("fedavg", "own_algorithm:Ditto"):
+        settings = [f"algorithm.name={name}", "train.rounds=20", "train.lr=0.05"]
+        summary = cwfed.run(cwfed.load_config(settings=settings))
+        print(f"{name}: {summary['reported']['accuracy']:.1%}")

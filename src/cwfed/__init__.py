@@ -18,31 +18,55 @@ if TYPE_CHECKING:
     from cwfed.config import load as load_config
     from cwfed.data import Dataset
     from cwfed.errors import CwfedError
+    from cwfed.models import attach, holder
     from cwfed.predict import PersonalModel, load_model
     from cwfed.session import run
     from cwfed.simulation import Simulation
+    from cwfed.types import Batch, Download, Form, Loss, Output, Pass, Start, Task, Uploads
 
 _PUBLIC = {
+    "Batch": ("cwfed.types", "Batch"),
     "Config": ("cwfed.config", "Config"),
     "CwFedAvg": ("cwfed.algorithms", "CwFedAvg"),
     "CwfedError": ("cwfed.errors", "CwfedError"),
     "Dataset": ("cwfed.data", "Dataset"),
+    "Download": ("cwfed.types", "Download"),
     "FedAvg": ("cwfed.algorithms", "FedAvg"),
+    "Form": ("cwfed.types", "Form"),
+    "Loss": ("cwfed.types", "Loss"),
+    "Output": ("cwfed.types", "Output"),
+    "Pass": ("cwfed.types", "Pass"),
     "PersonalModel": ("cwfed.predict", "PersonalModel"),
     "Simulation": ("cwfed.simulation", "Simulation"),
+    "Start": ("cwfed.types", "Start"),
+    "Task": ("cwfed.types", "Task"),
+    "Uploads": ("cwfed.types", "Uploads"),
+    "attach": ("cwfed.models", "attach"),
+    "holder": ("cwfed.models", "holder"),
     "load_config": ("cwfed.config", "load"),
     "load_model": ("cwfed.predict", "load_model"),
     "run": ("cwfed.session", "run"),
 }
 
 __all__ = [
+    "Batch",
     "Config",
     "CwFedAvg",
     "CwfedError",
     "Dataset",
+    "Download",
     "FedAvg",
+    "Form",
+    "Loss",
+    "Output",
+    "Pass",
     "PersonalModel",
     "Simulation",
+    "Start",
+    "Task",
+    "Uploads",
+    "attach",
+    "holder",
     "load_config",
     "load_model",
     "run",
@@ -55,3 +79,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'cwfed' has no attribute {name!r}")
     module, attribute = _PUBLIC[name]
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -121,7 +121,7 @@ class Pass:
     share: float = 1.0
     """Share of the training data, drawn anew for every pass."""
     incomplete: bool = False
-    """Whether the last, incomplete batch of an epoch is used too."""
+    """Whether the last, incomplete batch of an epoch is used too, where it has two samples or more."""
     low: float = -inf
     """What moves stays between `low` and `high`."""
     high: float = inf

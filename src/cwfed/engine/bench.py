@@ -456,7 +456,7 @@ def batches(samples: int, how: LocalTraining, one: Pass, rng: np.random.Generato
     size = min(how.batch_size, len(chosen))
     whole = len(chosen) // size * size
     orders = [rng.permutation(chosen) for _ in range(how.epochs if one.epochs is None else one.epochs)]
-    if one.incomplete and whole < len(chosen):
+    if one.incomplete and whole < len(chosen) - 1:  # norm layers cannot train on a single sample
         split = [np.split(order, range(size, len(order), size)) for order in orders]
         return [batch for epoch in split for batch in epoch][: one.steps]
     if not orders:

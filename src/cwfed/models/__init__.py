@@ -88,9 +88,21 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
     return found
 
 
+class Attached(nn.Module):
+    """The tensors of a module, by their names, without what it does: an nn.Sequential calls all that it has."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            setattr(self, kind, getattr(module, kind))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+
 def attach(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
     """Add tensors that an algorithm needs beside the network: they are its tensors by name, but none of its layers."""
-    network.add_module(name, module)
+    network.add_module(name, Attached(module))
     object.__setattr__(network, "attached", (*getattr(network, "attached", ()), name))
     return network
 

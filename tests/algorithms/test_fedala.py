@@ -1,0 +1,133 @@
+"""FedALA: what is learnt on receipt, when, and its limiting cases bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cwfed.algorithms.fedala import OMEGA, TIMES, FedALA
+from cwfed.errors import ConfigError
+from cwfed.rounds import to_tree
+from cwfed.simulation import Simulation
+from cwfed.types import Batch, Output, Start
+from tests.conftest import finish, leaves, small
+
+SOME = ("train.participation=0.7", "train.dropout=0.2")
+
+
+@pytest.mark.parametrize("off", ["algorithm.rate=0", "algorithm.layers=0"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_switched_off_it_is_fedavg(off, engine):
+    fedavg, plain = finish(Simulation(small("algorithm.name=fedavg", f"run.engine={engine}", *SOME)))
+    fedala, events = finish(Simulation(small("algorithm.name=fedala", off, f"run.engine={engine}", *SOME)))
+    assert leaves(fedala.server) == leaves(fedavg.server)
+    assert [(e.received, e.trained, e.loss) for e in events] == [(e.received, e.trained, e.loss) for e in plain]
+
+
+def test_omega_of_one_is_the_received_layer_bit_for_bit():
+    fedala = FedALA()
+    torch.manual_seed(0)
+    own, got = torch.randn(50), torch.randn(50)
+    start = Start({}, {"own.w": own, "got.w": got})
+    assert torch.equal(fedala.mixed({OMEGA + "w": torch.ones(50)}, start)["w"], got)
+    assert torch.equal(fedala.mixed({OMEGA + "w": torch.zeros(50)}, start)["w"], own)
+    assert not torch.equal(own + (got - own) * torch.ones(50), got), "why it is lerp"
+
+
+def test_omega_fixed_at_zero_is_fedper(monkeypatch):
+    """The own output layer, whatever is received, over the received body."""
+    fedper, _ = finish(Simulation(small("algorithm.name=fedper", "run.engine=loop", *SOME)))
+    monkeypatch.setattr(torch, "ones_like", torch.zeros_like)
+    simulation = Simulation(small("algorithm.name=fedala", "algorithm.rate=1e-30", "run.engine=loop", *SOME))
+    fedala, _ = finish(simulation)
+    body = fedper.server["model"]
+    assert leaves({n: fedala.server["model"][n] for n in body}) == leaves(body)
+    trained = [c for c in fedper.kept if c in fedala.kept]
+    for client in trained:
+        assert all(torch.equal(fedala.kept[client][n], w) for n, w in fedper.kept[client].items())
+
+
+def linear(params, inputs, statistics=""):
+    return Output(inputs @ params["w"].T, inputs, params["w"])
+
+
+def test_the_gradient_of_omega_by_hand():
+    """d CE / d omega = d CE / d theta^ * (theta - theta_i), element by element."""
+    fedala = FedALA()
+    omega = torch.tensor([[0.5], [0.5]], requires_grad=True)
+    own, got = torch.tensor([[0.0], [2.0]]), torch.tensor([[2.0], [0.0]])  # theta^ = (1, 1): equal logits
+    start = Start({}, {"own.w": own, "got.w": got})
+    batch = Batch(torch.ones(1, 1), torch.tensor([0]))
+    found = fedala.loss(linear, {"w": torch.zeros(2, 1), OMEGA + "w": omega}, batch, start, "omega")
+    (gradient,) = torch.autograd.grad(found.loss + found.penalty, omega)
+    assert gradient.flatten().tolist() == [-0.5 * 2, 0.5 * -2]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_omega_stays_between_zero_and_one_and_moves_from_the_second_time_on(engine):
+    simulation = Simulation(
+        small("algorithm.name=fedala", "algorithm.rate=100", f"run.engine={engine}", "train.rounds=4")
+    )
+    omegas = []
+    for progress, _ in simulation.rounds(simulation.start()):
+        kept = progress.kept[0]
+        assert float(kept[TIMES]) == progress.round
+        omegas.append(kept[OMEGA + "output.weight"])
+        assert 0 <= omegas[-1].min() <= omegas[-1].max() <= 1
+    simulation.close()
+    assert torch.equal(omegas[0], torch.ones_like(omegas[0])), "not in the first round"
+    assert not torch.equal(omegas[1], omegas[0])
+
+
+def test_the_first_time_it_learns_until_the_losses_stand_still():
+    task = Simulation(small("algorithm.name=fedala"))
+    task.close()
+    fedala = FedALA(most_epochs=7)
+    first, later = (fedala.passes("receipt", task.task, Start({}, {}, {TIMES: torch.tensor(t)})) for t in (1.0, 2.0))
+    assert [(one.epochs, one.until) for one in (*first, *later)] == [(7, (10, 0.1)), (1, None)]
+    assert fedala.passes("receipt", task.task, Start({}, {}, {TIMES: torch.tensor(0.0)})) == ()
+
+
+def test_a_pass_ends_when_its_losses_stand_still():
+    simulation = Simulation(
+        small("algorithm.name=fedala", "run.engine=loop", "algorithm.still=1000", "train.rounds=2")
+    )
+    seen = []
+    train = simulation.engine._benches[0].gradients
+    simulation.engine._benches[0].gradients = lambda a, b, s, stage, *rest: (
+        seen.append(stage),
+        train(a, b, s, stage, *rest),
+    )[1]
+    simulation.evaluated = simulation.evaluated[:1]
+    finish(simulation)
+    steps = [seen.count("omega")]
+    # ten epochs on 80 % of the data (incomplete batches too) for each of six clients in round 2, and once more to be measured
+    per_epoch = [-(-round(0.8 * len(s.train)) // 10) for s in simulation.federation.shards.values()]
+    first = simulation.evaluated[0]
+    assert steps[0] == 10 * sum(per_epoch) + 10 * per_epoch[first] + per_epoch[first]
+
+
+def test_measuring_does_not_move_omega():
+    """Evaluated in every round or in the last only: the same clients, to the bit."""
+    often, _ = finish(Simulation(small("algorithm.name=fedala", "train.rounds=4", *SOME)))
+    rarely, _ = finish(Simulation(small("algorithm.name=fedala", "train.rounds=4", "run.evaluate_every=4", *SOME)))
+    assert leaves(to_tree(often)) == leaves(to_tree(rarely))
+
+
+def test_what_was_measured_is_what_the_next_round_starts_from():
+    simulation = Simulation(small("algorithm.name=fedala", "run.engine=loop", "train.rounds=3"))
+    *_, (after, _) = simulation.rounds(simulation.start())
+    visit = simulation.visit(1, after.kept[1])
+    (measured,) = simulation.engine.personal(4, after.server, [visit])
+    bench = simulation.engine._benches[0]
+    got = simulation.engine.download(after.server, visit)
+    start = simulation.algorithm.begin(got, visit.own, bench.view(1, {}))
+    begun = simulation.engine._received(bench, 4, visit, start)
+    assert leaves(begun.params) == leaves(measured)
+    simulation.close()
+
+
+@pytest.mark.parametrize("wrong", ["layers=-1", "share=0", "share=1.5", "rate=-1", "most_epochs=0"])
+def test_impossible_settings(wrong):
+    with pytest.raises(ConfigError, match="fedala: layers, rate and still must not be negative"):
+        small("algorithm.name=fedala", f"algorithm.{wrong}")

@@ -1,0 +1,154 @@
+"""FedPer and FedRep: what stays, what travels, and their limiting cases bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cwfed.algorithms.fedper import FedRep
+from cwfed.errors import ConfigError
+from cwfed.simulation import Simulation
+from cwfed.types import Pass, Start
+from tests.conftest import finish, leaves, small
+
+SOME = ("train.participation=0.7", "train.dropout=0.2")
+
+
+def outcome(*settings):
+    progress, events = finish(Simulation(small(*settings, *SOME)))
+    return progress, [(e.received, e.trained, e.client_loss) for e in events]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_nothing_personal_is_fedavg(engine):
+    fedavg, plain = outcome("algorithm.name=fedavg", f"run.engine={engine}")
+    fedper, events = outcome("algorithm.name=fedper", "algorithm.personal_layers=none", f"run.engine={engine}")
+    assert leaves(fedper.server) == leaves(fedavg.server)
+    assert events == plain
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_everything_personal_is_local(engine):
+    local, alone = outcome("algorithm.name=local", f"run.engine={engine}")
+    fedper, events = outcome("algorithm.name=fedper", "algorithm.personal_layers=all", f"run.engine={engine}")
+    assert leaves(fedper.kept) == leaves(local.kept)
+    assert [received for received, _, _ in events] == [received for received, _, _ in alone]
+
+
+def test_the_server_never_has_the_head_and_a_client_that_never_trains_keeps_the_initial_one():
+    simulation = Simulation(small("algorithm.name=fedper", "data.newcomers=2"))
+    head = simulation.task.select("output")
+    assert not set(head) & set(simulation.guard.model)
+    progress, _ = finish(simulation)
+    assert not set(head) & set(progress.server["model"])
+    for client in simulation.members:
+        assert progress.kept[client].keys() == set(head)
+    model = simulation.final_model(progress, simulation.newcomers[0])
+    assert all(torch.equal(model[name], simulation.initial[name]) for name in head)
+
+
+def test_a_head_that_sat_out_meets_the_newer_body():
+    simulation = Simulation(small("algorithm.name=fedper", "train.rounds=2"))
+    *_, (after, _) = simulation.rounds(simulation.start())
+    client = 0
+    (model,) = simulation.engine.personal(3, after.server, [simulation.visit(client, after.kept[client])])
+    for name, w in after.server["model"].items():
+        assert torch.equal(model[name], w)
+    for name, w in after.kept[client].items():
+        assert torch.equal(model[name], w)
+    simulation.close()
+
+
+# --- FedRep
+
+
+class Watched(FedRep):
+    """FedRep that remembers the parameters before every batch, and in which pass."""
+
+    seen: list = []  # noqa: RUF012
+
+    def passes(self, when, task, start):
+        return tuple(
+            Pass(one.trained, one.epochs, stage=str(i)) for i, one in enumerate(super().passes(when, task, start))
+        )
+
+    def loss(self, network, params, batch, start, stage):
+        self.seen.append((stage, {name: p.detach().clone() for name, p in params.items()}))
+        return super().loss(network, params, batch, start, stage)
+
+
+def test_first_the_head_then_the_body_and_each_is_frozen_in_the_other_pass():
+    simulation = Simulation(small("algorithm.name=fedrep", "run.engine=loop", "data.clients=1", "train.rounds=1"))
+    watched = Watched()
+    watched.seen.clear()
+    simulation.engine.algorithm = simulation.algorithm = watched
+    received = simulation.initial
+    progress, _ = finish(simulation)
+    head = simulation.task.select("output")
+    body = [name for name in received if name not in head]
+    assert [stage for stage, _ in watched.seen] == sorted(stage for stage, _ in watched.seen)
+    first, second = ([params for s, params in watched.seen if s == stage] for stage in "01")
+    assert len(first) == len(second) > 5
+    assert all(torch.equal(params[n], received[n]) for params in (*first, second[0]) for n in body)
+    kept = progress.kept[0]
+    assert all(torch.equal(params[n], kept[n]) for params in second for n in head)
+    assert not torch.equal(kept[head[0]], received[head[0]])
+    assert not torch.equal(progress.server["model"][body[0]], received[body[0]])
+
+
+def test_each_pass_has_batches_of_its_own():
+    """The streams of both passes are keyed by the pass: the second does not repeat the first's order."""
+    simulation = Simulation(small("algorithm.name=fedrep", "run.engine=loop"))
+    bench, own = simulation.engine._benches[0], simulation.federation.shards[0].train
+    orders = []
+    for index in (0, 1):
+        (epoch,) = bench.epochs(own, "training", index, Pass(), 0, 1, simulation.engine.how)
+        orders.append(torch.cat([labels for _, labels in epoch]).tolist())
+    simulation.close()
+    assert orders[0] != orders[1]
+    assert len(orders[0]) == len(orders[1])
+
+
+def test_without_head_epochs_the_head_is_never_trained():
+    progress, _ = outcome("algorithm.name=fedrep", "algorithm.head_epochs=0")
+    simulation = Simulation(small("algorithm.name=fedrep"))
+    head = simulation.task.select("output")
+    simulation.close()
+    assert all(torch.equal(kept[n], simulation.initial[n]) for kept in progress.kept.values() for n in head)
+
+
+def test_one_client_by_hand():
+    """A pass on the head from the received body, then a pass on the body: plain SGD in both, written out."""
+    simulation = Simulation(
+        small("algorithm.name=fedrep", "run.engine=loop", "data.clients=1", "train.rounds=1", "train.lr=0.1")
+    )
+    bench, own = simulation.engine._benches[0], simulation.federation.shards[0].train
+    params = {name: w.clone().requires_grad_() for name, w in simulation.initial.items()}
+    for index, names in enumerate((simulation.task.select("output"), ("hidden.weight", "hidden.bias"))):
+        assert set(names) <= set(params)
+        (epoch,) = bench.epochs(own, "training", index, Pass(), 0, 1, simulation.engine.how)
+        for inputs, labels in epoch:
+            hidden = torch.relu(inputs.flatten(1) @ params["hidden.weight"].T + params["hidden.bias"])
+            logits = hidden @ params["output.weight"].T + params["output.bias"]
+            loss = torch.nn.functional.cross_entropy(logits, labels)
+            gradients = torch.autograd.grad(loss, [params[n] for n in names])
+            with torch.no_grad():
+                for name, gradient in zip(names, gradients, strict=True):
+                    params[name] -= 0.1 * gradient
+    progress, _ = finish(simulation)
+    for name, w in (progress.server["model"] | progress.kept[0]).items():
+        torch.testing.assert_close(w, params[name].detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_impossible_settings():
+    with pytest.raises(ConfigError, match="head_epochs must not be negative"):
+        FedRep(head_epochs=-1)
+    with pytest.raises(ConfigError, match="no layer 'head'"):
+        Simulation(small("algorithm.name=fedper", 'algorithm.personal_layers="head"'))
+
+
+def test_all_personal_leaves_fedrep_one_pass():
+    simulation = Simulation(small("algorithm.name=fedrep", "algorithm.personal_layers=all"))
+    simulation.close()
+    (only,) = simulation.algorithm.passes("training", simulation.task, Start({}))
+    assert only.trained == simulation.task.parameters

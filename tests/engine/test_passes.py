@@ -1,0 +1,122 @@
+"""Passes and losses of one's own: what cannot be is one sentence before round 1, and what can be is done as said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from cwfed.algorithms import FedAvg
+from cwfed.engine.bench import LocalTraining, batches
+from cwfed.errors import ConfigError
+from cwfed.rng import stream
+from cwfed.simulation import Simulation
+from cwfed.types import Loss, Pass
+from tests.conftest import finish, leaves, small
+
+
+@dataclass(frozen=True)
+class Wrong(FedAvg):
+    """An algorithm with a pass or a loss that cannot be."""
+
+    how: str = ""
+
+    def passes(self, when, task, start):
+        if when != "training":
+            return ()
+        return {
+            "none": (),
+            "empty": (Pass(trained=()),),
+            "unknown": (Pass(trained=("output.wieght",)),),
+            "share": (Pass(share=0.0),),
+            "bounds": (Pass(low=1.0, high=0.0),),
+        }.get(self.how, (Pass(),))
+
+    def loss(self, network, params, batch, start, stage):
+        output = network(params, batch.inputs)
+        each = torch.nn.functional.cross_entropy(output.logits, batch.labels, reduction="none")
+        if self.how == "vector":
+            return Loss(each, torch.zeros(()))
+        if self.how == "constant":
+            return Loss(each.mean().detach(), torch.zeros(()))
+        return Loss(each.mean(), torch.zeros(()))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("none", "has no pass in training"),
+        ("empty", "trains nothing: name the tensors that move"),
+        ("unknown", r"trains output\.wieght, which the network lacks: did you mean"),
+        ("share", "takes a share of 0 of the data"),
+        ("bounds", "bounds that leave nothing between them"),
+        ("vector", r"must be two numbers \(loss and penalty\), one of them is \(2,\)"),
+        ("constant", "on which its loss does not depend"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_before_the_first_round(how, sentence, engine):
+    with pytest.raises(ConfigError, match=sentence):
+        Simulation(small(f"algorithm.name={__name__}:Wrong", f'algorithm.how="{how}"', f"run.engine={engine}"))
+
+
+def test_a_loss_of_ones_own_that_is_the_common_one_gives_its_bits():
+    ours, _ = finish(Simulation(small(f"algorithm.name={__name__}:Wrong", "run.engine=loop")))
+    fedavg, _ = finish(Simulation(small("algorithm.name=fedavg", "run.engine=loop")))
+    assert leaves(ours.server) == leaves(fedavg.server)
+
+
+@dataclass(frozen=True)
+class Tuned(FedAvg):
+    """FedAvg whose clients train for an epoch before they are tested: `trained` is fine-tuned FedAvg."""
+
+    epochs: int = 1
+
+    def passes(self, when, task, start):
+        return (Pass(epochs=self.epochs),) if when == "test" else super().passes(when, task, start)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_passes_before_the_test_leave_nothing_behind(engine):
+    tuned, events = finish(Simulation(small(f"algorithm.name={__name__}:Tuned", f"run.engine={engine}")))
+    fedavg, plain = finish(Simulation(small("algorithm.name=fedavg", f"run.engine={engine}")))
+    assert leaves(tuned.server) == leaves(fedavg.server)
+    assert [e.received for e in events] == [e.received for e in plain]
+    assert all(e.trained.accuracy > e.received.accuracy for e in events)
+
+
+def test_no_passes_before_the_test_measure_what_was_received():
+    _, events = finish(Simulation(small(f"algorithm.name={__name__}:Tuned", "algorithm.epochs=0", "run.engine=loop")))
+    assert [e.trained for e in events] == [e.received for e in events]
+
+
+def test_batches_of_a_pass():
+    how = LocalTraining(seed=0, lr=0.1, batch_size=10, epochs=2)
+
+    def plan(one):
+        return batches(37, how, one, stream(0, "shuffle"))
+
+    assert plan(Pass()).shape == (6, 10)
+    assert plan(Pass(epochs=1, steps=2)).shape == (2, 10)
+    assert plan(Pass(epochs=0)).shape == (0, 10)
+    incomplete = plan(Pass(epochs=1, incomplete=True))
+    assert [len(batch) for batch in incomplete] == [10, 10, 10, 7]
+    assert sorted(np.concatenate(incomplete)) == list(range(37))
+    some = plan(Pass(epochs=2, share=0.5))  # 18 samples (18.5, to the even), one batch an epoch
+    assert some.shape == (2, 10)
+    assert len(np.unique(plan(Pass(epochs=20, share=0.3)))) == 11
+
+
+def test_bounds_hold_after_every_step():
+    @dataclass(frozen=True)
+    class Bounded(FedAvg):
+        def passes(self, when, task, start):
+            return (Pass(low=-0.01, high=0.01),) if when == "training" else ()
+
+    for engine in ("loop", "vmap"):
+        simulation = Simulation(small(f"algorithm.name={__name__}:Wrong", f"run.engine={engine}"))
+        simulation.engine.algorithm = simulation.algorithm = Bounded()
+        progress, _ = finish(simulation)
+        assert all(w.abs().max() <= 0.01 for w in progress.server["model"].values())
