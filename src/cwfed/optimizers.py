@@ -78,14 +78,15 @@ class Adam:
         return False
 
     def init(self, params: Params) -> Params:
-        moments = {f"{moment}.{name}": torch.zeros_like(w) for moment in ("m", "v") for name, w in params.items()}
-        first = next(iter(params.values()))
-        return moments | {"steps": torch.zeros((), dtype=torch.float32, device=first.device)}
+        steps = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        moments = {f"{moment}.{name}": torch.zeros_like(w) for name, w in params.items() for moment in ("m", "v")}
+        return {"steps": steps} | moments
 
     def update(self, params: Params, gradients: Params, state: Params, lr: float | Tensor) -> tuple[Params, Params]:
         steps = state["steps"] + 1
         after, kept = {}, {"steps": steps}
-        scale = (1 - self.beta2**steps).sqrt()
+        # both moments start from zero, and are too small by these factors
+        of_m, of_v = 1 - self.beta1**steps, (1 - self.beta2**steps).sqrt()
         for name, w in params.items():
             gradient = gradients[name]
             if self.weight_decay and not self.decoupled:
@@ -94,7 +95,7 @@ class Adam:
             v = self.beta2 * state[f"v.{name}"] + (1 - self.beta2) * gradient.square()
             kept |= {f"m.{name}": m, f"v.{name}": v}
             decayed = w * (1 - lr * self.weight_decay) if self.weight_decay and self.decoupled else w
-            after[name] = decayed - lr / (1 - self.beta1**steps) * m / (v.sqrt() / scale + self.epsilon)
+            after[name] = decayed - lr * (m / of_m.to(w.dtype)) / (v.sqrt() / of_v.to(w.dtype) + self.epsilon)
         return after, kept
 
 

@@ -35,10 +35,10 @@ def test_omega_of_one_is_the_received_layer_bit_for_bit():
 
 
 def test_omega_fixed_at_zero_is_fedper(monkeypatch):
-    """The own output layer, whatever is received, over the received body."""
-    fedper, _ = finish(Simulation(small("algorithm.name=fedper", "run.engine=loop", *SOME)))
+    """The own output layer, whatever is received, over the received body. (A first round starts from the received one.)"""
+    fedper, _ = finish(Simulation(small("algorithm.name=fedper", "run.engine=loop")))
     monkeypatch.setattr(torch, "ones_like", torch.zeros_like)
-    simulation = Simulation(small("algorithm.name=fedala", "algorithm.rate=1e-30", "run.engine=loop", *SOME))
+    simulation = Simulation(small("algorithm.name=fedala", "algorithm.rate=1e-30", "run.engine=loop"))
     fedala, _ = finish(simulation)
     body = fedper.server["model"]
     assert leaves({n: fedala.server["model"][n] for n in body}) == leaves(body)
@@ -101,10 +101,10 @@ def test_a_pass_ends_when_its_losses_stand_still():
     simulation.evaluated = simulation.evaluated[:1]
     finish(simulation)
     steps = [seen.count("omega")]
-    # ten epochs on 80 % of the data (incomplete batches too) for each of six clients in round 2, and once more to be measured
+    # ten epochs on 80 % of the data (incomplete batches too) for each of six clients in round 2; the one that is measured
+    # does the same after round 1, and an epoch after round 2, once for its score and once for its portrait
     per_epoch = [-(-round(0.8 * len(s.train)) // 10) for s in simulation.federation.shards.values()]
-    first = simulation.evaluated[0]
-    assert steps[0] == 10 * sum(per_epoch) + 10 * per_epoch[first] + per_epoch[first]
+    assert steps[0] == 10 * sum(per_epoch) + (10 + 1 + 1) * per_epoch[simulation.evaluated[0]]
 
 
 def test_measuring_does_not_move_omega():

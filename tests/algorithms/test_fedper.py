@@ -39,11 +39,12 @@ def test_the_server_never_has_the_head_and_a_client_that_never_trains_keeps_the_
     simulation = Simulation(small("algorithm.name=fedper", "data.newcomers=2"))
     head = simulation.task.select("output")
     assert not set(head) & set(simulation.guard.model)
-    progress, _ = finish(simulation)
+    *_, (progress, _) = simulation.rounds(simulation.start())
     assert not set(head) & set(progress.server["model"])
     for client in simulation.members:
         assert progress.kept[client].keys() == set(head)
     model = simulation.final_model(progress, simulation.newcomers[0])
+    simulation.close()
     assert all(torch.equal(model[name], simulation.initial[name]) for name in head)
 
 
@@ -124,11 +125,11 @@ def test_one_client_by_hand():
     )
     bench, own = simulation.engine._benches[0], simulation.federation.shards[0].train
     params = {name: w.clone().requires_grad_() for name, w in simulation.initial.items()}
-    for index, names in enumerate((simulation.task.select("output"), ("hidden.weight", "hidden.bias"))):
+    for index, names in enumerate((simulation.task.select("output"), ("fc.weight", "fc.bias"))):
         assert set(names) <= set(params)
         (epoch,) = bench.epochs(own, "training", index, Pass(), 0, 1, simulation.engine.how)
         for inputs, labels in epoch:
-            hidden = torch.relu(inputs.flatten(1) @ params["hidden.weight"].T + params["hidden.bias"])
+            hidden = torch.relu(inputs.flatten(1) @ params["fc.weight"].T + params["fc.bias"])
             logits = hidden @ params["output.weight"].T + params["output.bias"]
             loss = torch.nn.functional.cross_entropy(logits, labels)
             gradients = torch.autograd.grad(loss, [params[n] for n in names])
