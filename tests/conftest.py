@@ -76,6 +76,14 @@ def without_seconds(event):
     return fields
 
 
+def make_endless(path: Path, way: str) -> None:
+    """A pipe that nobody writes to, or a link to a device that never ends, where a file should be."""
+    if way == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+
+
 def two_blobs(samples: int = 400, classes: int = 4, seed: int = 0):
     """A separable toy problem: Gaussian blobs around the corners of a simplex."""
     rng = np.random.default_rng(seed)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cwfed import config as configs
 from cwfed.config import Config, from_table, load
 from cwfed.errors import ConfigError
+from tests.conftest import make_endless
 
 
 def test_an_empty_file_is_the_digits_experiment(tmp_path):
@@ -73,6 +76,11 @@ def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_
         ("algorithm.objective.name=3", "must be a text"),
         ("algorithm.name=:x", "must look like"),
         ("algorithm.name=.a:x", "must look like"),
+        ("train.rounds=400000000", "less than or equal to 10000000"),
+        (f"train.rounds={'9' * 26}", "train.rounds is not possible: a whole number has at most 19 digits"),
+        (f"run.seed={'9' * 26}", "run.seed is not possible: a whole number"),
+        (f"model.options.hidden={'9' * 26}", "model.options.hidden is not possible: a whole number"),
+        ("run.workers=1000000", "run.workers = 1000000 is not possible"),
         ("nonsense", "must look like section.key=value"),
         ("=3", "must look like section.key=value"),
     ],
@@ -95,6 +103,32 @@ def test_bad_files(tmp_path, content):
         load(path, ["algorithm.name=fedavg"])
     with pytest.raises(ConfigError, match="does not exist"):
         load(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize("key", [".".join(["a"] * 100_000), '[a."b" . ' + "c.'d'." * 20_000 + "e]\nf"])
+def test_a_dotted_key_cannot_take_time_with_the_square_of_its_length(tmp_path, key):
+    """200 KB took 25 seconds: it is refused before it is parsed."""
+    (tmp_path / "c.toml").write_text(f"{key} = 1\n")
+    with pytest.raises(ConfigError, match="more than 16 parts"):
+        load(tmp_path / "c.toml")
+
+
+def test_dots_in_texts_are_no_keys(tmp_path):
+    names = [f"layer{i}.0.conv1.weight" for i in range(20)]
+    (tmp_path / "c.toml").write_text(f"[data]\npath = '{'../' * 30}x{'.y' * 30}'\n[algorithm]\nlayers = {names}\n")
+    assert load(tmp_path / "c.toml").data.path.endswith(".y")
+
+
+@pytest.mark.parametrize("way", ["pipe", "device", "large"])
+def test_a_config_is_a_small_file(tmp_path, way):
+    path = tmp_path / "c.toml"
+    if way == "large":
+        path.write_text("")
+        os.truncate(path, 2**40)  # a sparse file takes no room, and would take all memory
+    else:
+        make_endless(path, way)
+    with pytest.raises(ConfigError, match="bytes, more than the" if way == "large" else "a pipe, a device"):
+        load(path)
 
 
 def test_one_setting_need_not_be_a_list():

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import cwfed
-from cwfed import checkpoint, files, session
+from cwfed import checkpoint, files, saved_models, session
 from cwfed.errors import RunError
 from cwfed.folder import RunFolder
-from tests.conftest import small
+from tests.conftest import make_endless, small
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +166,20 @@ def test_a_run_that_names_code_is_loaded_only_on_trust(tmp_path, monkeypatch):
         cwfed.load_model("run", 0)
     assert cwfed.load_model("run", 0, trust=True).predict is not None
     session.run(small("algorithm.name=theirs:Theirs", "train.rounds=4"), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("way", ["pipe", "device"])
+def test_nothing_waits_for_a_pipe_or_reads_a_device(tmp_path, way):
+    """Also where a foreign run would be resumed: its lock, its checkpoint, its models."""
+    make_endless(tmp_path / ".lock", way)
+    with pytest.raises(RunError, match="a pipe, a device"), RunFolder(tmp_path).locked():
+        pass
+    make_endless(tmp_path / "round-000001.safetensors", way)
+    _, complaints = checkpoint.Checkpoints(tmp_path).newest()
+    assert "a pipe, a device" in complaints[0]
+    make_endless(tmp_path / "index.json", way)
+    with pytest.raises(RunError, match="a pipe, a device"):
+        saved_models.read(tmp_path, 0, None, 1)
 
 
 def saved(folder: RunFolder, value: float) -> None:

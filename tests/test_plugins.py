@@ -10,7 +10,8 @@ import pytest
 
 import cwfed
 from cwfed import compare, files, plugins, session
-from cwfed.errors import RunError
+from cwfed import config as configs
+from cwfed.errors import CwfedError, RunError
 from cwfed.events import Note
 from cwfed.folder import RunFolder
 from cwfed.report import tables
@@ -171,3 +172,21 @@ def test_runs_of_versions_that_did_not_record_code_are_taken_with_a_note(project
     summary = session.run(own("train.rounds=4"), "run", resume=True)
     assert "is not known" in summary["notes"][0]
     assert collect(["run"])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("data.name=os:system", r"data 'os:system': the function failed \(TypeError: system\(\) missing"),
+        ("data.name=sys:exit", r"data 'sys:exit': the function failed \(SystemExit\)"),
+        ("data.name=faulty:data", r"the function failed \(ZeroDivisionError: division by zero, faulty.py, line 2\)"),
+        ("model.name=faulty:model", r"model 'faulty:model' cannot be built: KeyError: 'x', faulty.py, line 4"),
+        ("model.name=os:system", "model 'os:system' cannot be built: TypeError"),
+        ("algorithm.name=os:system", "must be a dataclass that derives"),
+        ("data.partition=os:system", "'pathological', 'dirichlet' or 'iid'"),
+    ],
+)
+def test_code_that_fails_or_was_never_meant_to_be_called_is_one_sentence(project, setting, says):
+    project.write("faulty.py", "def data():\n    return 1 / 0\ndef model(shape, classes):\n    return {}['x']\n")
+    with pytest.raises(CwfedError, match=says):
+        session.run(configs.load(None, [setting, "train.rounds=1", "data.samples=200"]))

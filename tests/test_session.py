@@ -20,6 +20,7 @@ from cwfed.folder import RunFolder, experiment
 from cwfed.report.runs import read_run
 from tests import processes
 from tests.conftest import ROOT, small
+from tests.test_cli import cwfed as cli
 
 
 def final_bits(path):
@@ -220,6 +221,18 @@ def test_engine_and_workers_may_change_on_resume(tmp_path):
         session.run(config, tmp_path / "run", on_event=interrupt_after(2))
     session.run(small("train.rounds=4", "run.engine=threads", "run.workers=3"), tmp_path / "run", resume=True)
     assert final_bits(tmp_path / "run") == final_bits(tmp_path / "whole")
+
+
+def test_resuming_on_an_engine_that_rounds_otherwise_is_noted(tmp_path):
+    """Nor is its config alone the recipe of its bits any more: whoever runs that again is told so."""
+    with pytest.raises(KeyboardInterrupt):
+        session.run(small("run.engine=loop"), tmp_path / "run", on_event=interrupt_after(2))
+    summary = session.run(small("run.engine=vmap"), tmp_path / "run", resume=True)
+    (note,) = summary["notes"]
+    assert "resumed on another engine (loop on cpu, now vmap on cpu)" in note
+    again = cli("run", tmp_path / "run" / "config.toml", "--set=train.rounds=1", cwd=tmp_path)
+    assert f"was {note}" in " ".join(again.stderr.split())
+    assert session.not_alone(tmp_path / "runs" / "digits-cwfedavg-0" / "config.toml") == []
 
 
 def test_folders_that_cannot_be_used(tmp_path):

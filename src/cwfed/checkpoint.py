@@ -69,6 +69,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and its metadata; RunError where they do not match their digest."""
     try:
+        files.check_regular(path)
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from cwfed import algorithms, optimizers
+from cwfed import algorithms, files, optimizers
 from cwfed.adversary import Attack
 from cwfed.augment import Augment
 from cwfed.data.partition import PartitionSpec
@@ -21,6 +22,17 @@ from cwfed.errors import ConfigError, did_you_mean
 from cwfed.guard import MOST_SAMPLES
 from cwfed.models import MODELS
 from cwfed.privacy import Dial
+
+MOST = 10**12
+"""No count of anything here is larger: a config from outside must not make lists or loops without end."""
+MOST_BYTES = 2**20
+"""Of a config file."""
+MOST_DEPTH = 16
+"""Parts of a dotted key: TOML's reader takes time with their square."""
+MOST_NUMBER = 2**63
+"""TOML's whole numbers have 64 bits."""
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
+_KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+")
 
 
 class Section(BaseModel):
@@ -40,15 +52,15 @@ class DataSection(Section):
     image_column: str = ""
     text_column: str = ""
     label_column: str = "label"
-    image_size: int = Field(0, ge=0)
+    image_size: int = Field(0, ge=0, le=10_000)
     """Resize images to this many pixels a side; 0 leaves them as they are."""
     partition: Literal["pathological", "dirichlet", "iid"] = "pathological"
-    classes_per_client: int = Field(2, ge=1)
+    classes_per_client: int = Field(2, ge=1, le=MOST)
     alpha: float = Field(0.1, gt=0)
     balanced: bool = False
     shuffled: bool = False
-    clients: int = Field(20, ge=1)
-    samples: int = Field(0, ge=0)
+    clients: int = Field(20, ge=1, le=10**6)
+    samples: int = Field(0, ge=0, le=MOST)
     """A fixed random subset of this size; 0 takes all."""
     validation: float = Field(0.1, ge=0, lt=1)
     """Share of a client's training data held out to pick a round honestly."""
@@ -57,7 +69,7 @@ class DataSection(Section):
     -1 is `run.seed`: every seed deals the data out anew. Any other number gives all seeds one split."""
     augment: Augment = "none"
     """Training images are shifted by up to 4 pixels (crop), mirrored (flip), or both (crop-flip); never at evaluation."""
-    newcomers: int = Field(0, ge=0)
+    newcomers: int = Field(0, ge=0, le=10**6)
     """Clients that never take part: at the end they get a model from their label histogram, and without one."""
 
     @field_validator("name")
@@ -119,14 +131,14 @@ class ModelSection(Section):
 class TrainSection(Section):
     """How clients train and who takes part."""
 
-    rounds: int = Field(1000, ge=1)
+    rounds: int = Field(1000, ge=1, le=10**7)
     participation: float = Field(1.0, gt=0)
     """Up to 1 a fraction of the clients, above 1 their number."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability that a participant is lost in a round: it gets the model and never answers."""
     lr: float = Field(0.005, gt=0)
-    batch_size: int = Field(10, ge=1)
-    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(10, ge=1, le=MOST)
+    epochs: int = Field(1, ge=1, le=10**6)
     optimizer: optimizers.Name = "sgd"
     """sgd, adam or adamw, of every client; its state is fresh in every round, unless `keep_optimizer`."""
     momentum: float = Field(0.0, ge=0, lt=1)
@@ -139,8 +151,8 @@ class TrainSection(Section):
     schedule: Literal["constant", "step", "cosine"] = "constant"
     """The learning rate over the rounds: constant; times `decay` every `decay_every` rounds; a half cosine down to 0."""
     decay: float = Field(0.1, gt=0, le=1)
-    decay_every: int = Field(100, ge=1)
-    warm_up: int = Field(0, ge=0)
+    decay_every: int = Field(100, ge=1, le=MOST)
+    warm_up: int = Field(0, ge=0, le=MOST)
     """Rounds in which the learning rate rises linearly to its value."""
     clip: float = Field(0.0, ge=0)
     """The longest gradient of a batch, over all parameters; 0 is no limit."""
@@ -179,14 +191,14 @@ class RunSection(Section):
     seed: int = Field(0, ge=0)
     """Everything that is drawn; `data.split_seed` can take the split out of it."""
     engine: Literal["auto", "loop", "threads", "vmap"] = "auto"
-    workers: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0, le=10_000)
     """Clients trained side by side; 0 is one per core."""
     compile: Literal["auto", "always", "never"] = "auto"
     """Whether the vmap engine compiles its step; auto does in a run long enough to pay for it."""
     device: str = "auto"
-    evaluate_every: int = Field(1, ge=1)
+    evaluate_every: int = Field(1, ge=1, le=MOST)
     """Rounds between two evaluations; the last round is always evaluated."""
-    evaluate_clients: int = Field(0, ge=0)
+    evaluate_clients: int = Field(0, ge=0, le=MOST)
     """Evaluate a fixed random sample of this many clients; 0 is all."""
     checkpoint_seconds: float = Field(30.0, ge=0)
     """Least time between two checkpoints; 0 writes one every round."""
@@ -197,7 +209,7 @@ class RunSection(Section):
 class GuardSection(Section):
     """What the server does about bad updates; what is always checked is in `guard.py`."""
 
-    least: int = Field(1, ge=1)
+    least: int = Field(1, ge=1, le=10**6)
     """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
     most_samples: int = Field(MOST_SAMPLES, ge=1)
     """A client that claims more training samples than this is refused: the samples are its weight in every average."""
@@ -208,13 +220,13 @@ class GuardSection(Section):
 class AdversarySection(Section):
     """Clients that mean harm, for experiments. They are not evaluated: results are those of the honest clients."""
 
-    clients: int = Field(0, ge=0)
+    clients: int = Field(0, ge=0, le=10**6)
     """How many; which ones is drawn from the seed."""
     attack: Attack = "class-capture"
     """What they do to the model they send: "class-capture" makes one output row long, "not-a-number" sends NaN."""
     strength: float = 100.0
     """class-capture: factor of the captured row; 1 is honest."""
-    target: int = Field(0, ge=0)
+    target: int = Field(0, ge=0, le=MOST)
     """The captured class."""
 
 
@@ -225,7 +237,7 @@ class PrivacySection(Section):
     """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels."""
     norm_noise: float = Field(0.5, ge=0)
     """Standard deviation of that noise, in mean norms."""
-    norm_levels: int = Field(2, ge=1)
+    norm_levels: int = Field(2, ge=1, le=MOST)
     """To how many levels norms are rounded; 1 makes all equal."""
     dp: Literal["off", "sample"] = "off"
     """Differential privacy of every sample of a client: DP-SGD."""
@@ -329,10 +341,22 @@ def from_table(table: dict[str, Any], *, imports: bool = True) -> Config:
 
     Without `imports`, an algorithm that is code ("module:Class") is left as the table says: to look at a run runs nothing.
     """
+    for key, value in _numbers(table):
+        if abs(value) >= MOST_NUMBER:
+            raise ConfigError(f"{key} is not possible: a whole number has at most 19 digits")
     try:
         return Config.model_validate(table, context=None if imports else NO_IMPORTS)
     except ValidationError as error:
         raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from None
+
+
+def _numbers(table: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, int]]:
+    """All whole numbers in nested tables and lists, with their dotted names."""
+    if isinstance(table, int):
+        yield key, table
+    elif isinstance(table, dict | list) and depth < 500:  # deeper ones cannot be read from TOML
+        for name, value in table.items() if isinstance(table, dict) else enumerate(table):
+            yield from _numbers(value, f"{key}.{name}" if key else str(name), depth + 1)
 
 
 def _sentence(error: Any) -> str:
@@ -358,7 +382,7 @@ def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> 
 def read(path: str | Path) -> str:
     """The text of a config file."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return files.read_text(path, MOST_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"the config file {path} does not exist") from None
     except TypeError:
@@ -372,10 +396,17 @@ def read(path: str | Path) -> str:
 def loads(text: str, path: str | Path | None = None, settings: Sequence[str] = (), *, imports: bool = True) -> Config:
     """A config from its text; see `from_table` for `imports`."""
     try:
-        table = tomllib.loads(text)
+        table = _toml(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the config file {path} cannot be read: {error}") from None
     return from_table(_apply(table, settings), imports=imports)
+
+
+def _toml(text: str) -> dict[str, Any]:
+    for found in _KEY.finditer(text):
+        if found[0].count(".") >= MOST_DEPTH and len(re.findall(_PART, found[0])) > MOST_DEPTH:
+            raise ValueError(f"a key has more than {MOST_DEPTH} parts: {found[0][:50]}")
+    return tomllib.loads(text)
 
 
 def with_settings(config: Config, settings: Sequence[str]) -> Config:
@@ -409,7 +440,7 @@ def _parse(setting: str) -> tuple[list[str], Any]:
 def parse_value(raw: str) -> Any:
     """A TOML value; what is none is text, so quotes are not needed."""
     try:
-        table = tomllib.loads(f"value = {raw}")
+        table = _toml(f"value = {raw}")
     except (ValueError, RecursionError):
         return raw
     return table["value"] if len(table) == 1 else raw  # not a whole file behind a line break

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from cwfed.errors import Interrupted
+from cwfed.errors import Interrupted, plain
 from cwfed.fitting import FittedTable
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 
 err = Console(stderr=True)
 FEW_CLASSES = 20
 """So many classes have a column each."""
+
+
+def escape(text: str) -> str:
+    """Any text for our consoles: neither markup nor control characters of it have an effect."""
+    return markup.escape(plain(text, keep="\n"))
 
 
 def print_table(table: FittedTable) -> None:

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from cwfed.errors import RunError
+from cwfed import files
+from cwfed.errors import RunError, plain
 from cwfed.types import Phase
 
 
@@ -166,6 +167,12 @@ class Note:
     kind: ClassVar[str] = "note"
     message: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", plain(self.message, MOST_NOTE))
+
+
+MOST_NOTE = 4000
+"""Characters of a note: it may list many classes."""
 
 Event = Started | Round | Newcomers | Note
 
@@ -211,7 +218,7 @@ def _finite(digits: str) -> float:
 def read(path: Path) -> list[Event]:
     """All events of a run. An unfinished last line, left by a kill, is passed over."""
     try:
-        return parse(path.read_bytes(), path)
+        return parse(files.read_bytes(path), path)
     except OSError as error:
         raise RunError(f"the events of the run cannot be read from {path}: {error}") from None
 

@@ -5,15 +5,22 @@ A seal finds damage, not forgery: whoever writes a file can seal it. Files of ea
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
 from cwfed.errors import RunError
 
+MOST_BYTES = 2**31
+"""Bytes of a file that is read as a whole: more would be a mistake, or somebody who wants our memory."""
+MOST_TABLE = 2**28
+"""The same of a JSON table, which takes some ten times its bytes in memory."""
 SEAL = "sha256"
 _LINE = "# sha256 of the lines below: "
 
@@ -62,10 +69,34 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def check_regular(path: str | Path, most: float = math.inf) -> None:
+    """OSError unless a path leads to a file of at most so many bytes: a pipe would hang us, a device never end."""
+    found = Path(path).stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, not a file", str(path))
+    if found.st_size > most:
+        what = f"it has {found.st_size:,} bytes, more than the {most:,} that such a file may have"
+        raise OSError(errno.EFBIG, what, str(path))
+
+
+def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """All of a file that may be from outside."""
+    check_regular(path, most)
+    return Path(path).read_bytes()
+
+
+def read_text(path: str | Path, most: int = MOST_TABLE) -> str:
+    """The same as text."""
+    check_regular(path, most)
+    return Path(path).read_text(encoding="utf-8")
+
+
 def read_table(path: Path, missing: str = "") -> dict[str, Any]:
     """The JSON table in a file, without its seal; RunError where it is damaged, or with other words where it is missing."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
         if isinstance(found, list):  # the vocabulary of an earlier version
             found = {"words": found}
         if not isinstance(found, dict):

@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from cwfed.errors import MOST_NAME, MOST_TEXT, plain
+
 FOLDED = 12
 """A column of words may become this narrow, and a heading 8; then they go on in the next line."""
 
@@ -33,7 +35,11 @@ class FittedTable:
 
     def add_row(self, *cells: str | Text) -> None:
         """A line of the table; texts are taken as they are, without markup."""
-        self.rows.append(cells)
+        self.rows.append([_cell(cell) for cell in cells])
+
+    def __post_init__(self) -> None:
+        self.header = [plain(name, MOST_NAME) for name in self.header]
+        self.title, self.caption = plain(self.title, keep="\n"), plain(self.caption, 5 * MOST_TEXT, keep="\n")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As rich wants it."""
@@ -95,3 +101,8 @@ class FittedTable:
             return max(self._longest(i), min(heading, 8), 1)
         least = max(8, room // 3) if i == 0 else FOLDED
         return min(self._want(i), max(least, min(heading, 8)))
+
+
+def _cell(cell: str | Text) -> str | Text:
+    """Texts may be from outside, such as the names of folders and classes; they may have several lines."""
+    return plain(cell, keep="\n") if isinstance(cell, str) else cell

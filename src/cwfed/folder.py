@@ -108,6 +108,8 @@ class RunFolder:
         """Only one process at a time may write here; the lock ends with the process, however it ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / ".lock").exists():
+                files.check_regular(self.path / ".lock")
             lock = (self.path / ".lock").open("a")
         except OSError as error:
             raise RunError(f"the output folder {self.path} cannot be written ({error.strerror})") from None
@@ -215,7 +217,7 @@ class RunFolder:
     def _content(self, stored: dict[str, Any]) -> bytes:
         """events.jsonl as it was when the run finished."""
         try:
-            content = (self.path / "events.jsonl").read_bytes()
+            content = files.read_bytes(self.path / "events.jsonl")
         except OSError as error:
             raise RunError(f"the events of the run cannot be read from {self.path}: {error}") from None
         return (
@@ -256,7 +258,7 @@ class RunFolder:
     def _log(self) -> FileIO:
         if self._events is None:
             path = self.path / "events.jsonl"
-            self._sha = hashlib.sha256(path.read_bytes() if path.exists() else b"")
+            self._sha = hashlib.sha256(files.read_bytes(path) if path.exists() else b"")
             self._events = FileIO(path, "a")
         return self._events
 
@@ -325,7 +327,7 @@ class RunFolder:
             raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
         if experiment_then != experiment(config):
             raise RunError(f"the checkpoints in {self.path} do not match its config.toml, which was changed since")
-        content = path.read_bytes() if path.exists() else b""
+        content = files.read_bytes(path) if path.exists() else b""
         if not 0 <= length <= len(content):
             raise RunError(f"{path} is shorter than the checkpoint of round {progress.round} says: it was damaged")
         content = content[:length]

@@ -71,6 +71,15 @@ class _Split(BaseModel):
     histogram: list[list[int]]
 
 
+class _Engine(BaseModel):
+    name: str = ""
+    device: str = ""
+
+    def rounding(self) -> str:
+        """Engines with the same words here give the same bits; a federation's server and early runs name no device."""
+        return f"{'batched' if self.name == 'vmap' else 'one by one'} on {self.device or 'cpu'}"
+
+
 class Facts(BaseModel):
     """What every reader of a manifest may rely on; there is more in it."""
 
@@ -82,6 +91,7 @@ class Facts(BaseModel):
     split: _Split
     seed: int
     algorithm: str
+    engine: _Engine = _Engine()
     experiment: str = ""
     """A hash of the settings; manifests of early runs have none."""
     code: dict[str, str] | None = None

@@ -8,6 +8,7 @@ import os
 import site
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -29,13 +30,21 @@ def load_object(name: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # it is the user's code: whatever stops it is the answer
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{what} {name!r}: the module {module_name!r} cannot be imported ({reason})") from None
+        raise ConfigError(f"{what} {name!r}: the module {module_name!r} cannot be imported ({why(error)})") from None
     if not hasattr(module, attribute):
         near = did_you_mean(attribute, [n for n in vars(module) if not n.startswith("_")])
         raise ConfigError(f"{what} {name!r}: {module_name} has no {attribute!r}; {near}")
     sources([name])  # as it is now, that it was imported
     return getattr(module, attribute)
+
+
+def why(error: BaseException) -> str:
+    """What stopped the user's code, and where in it: one line instead of a traceback."""
+    steps = traceback.extract_tb(error.__traceback__)
+    own = [step for step in steps if not _is_installed(Path(step.filename).resolve())]
+    where = f", {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' * bool(message)}{message}{where}"
 
 
 def sources(names: Iterable[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from cwfed.config import Config, from_table
 from cwfed.errors import ConfigError, RunError, did_you_mean
 from cwfed.events import Event, Newcomers, Note, Round, Started
 from cwfed.folder import Restored, RunFolder, experiment
-from cwfed.manifest import changed
+from cwfed.manifest import Facts, changed
 from cwfed.rounds import FinalModels, Progress
 from cwfed.simulation import Simulation
 from cwfed.summary import pick, summarise
@@ -22,6 +22,9 @@ from cwfed.types import Phase
 
 MODELS_LIMIT = 2**30
 """Bytes of all clients' models of one round that `run.save_models = "auto"` writes."""
+
+RESUMED = "resumed"
+"""How notes begin that say why a run's config alone may not give its bits again."""
 
 Summary = dict[str, Any]
 
@@ -78,6 +81,18 @@ def run(
                 f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
                 "mend that and go on with --resume"
             ) from error
+
+
+def not_alone(path: Path | None) -> list[str]:
+    """Why a config file alone does not give the bits of the run that it was written by, where it is a run's own."""
+    folder = RunFolder(path.parent) if path and path.name == "config.toml" else None
+    if folder is None or not (folder.path / "events.jsonl").exists():
+        return []
+    try:
+        notes = [event.message for event in folder.events() if isinstance(event, Note)]
+    except RunError:  # what else is wrong with that folder does not matter here
+        return []
+    return [f"the run in {folder.path} was {note}" for note in notes if note.startswith(f"{RESUMED} ")]
 
 
 def _as_config(config: Config | Mapping[str, Any] | None) -> Config | None:
@@ -298,11 +313,15 @@ def _check_manifest(folder: RunFolder, now: dict[str, Any]) -> list[str]:
     if then.experiment not in ("", now["experiment"]):
         raise RunError(f"the manifest in {folder.path} does not match its config.toml, which was changed since")
     differ = {"on another kind of CPU": (then.machine.instruction_set, now["machine"]["instruction_set"])}
+    engine = Facts.model_validate(now).engine
+    if then.engine.rounding() != engine.rounding():
+        before, here = (f"{which.name} on {which.device}" for which in (then.engine, engine))
+        differ["on another engine"] = before, here
     for package in ("torch", "numpy", "cwfed"):
         here = now["versions"][package]
         differ[f"with another {package}"] = then.versions.get(package, here), here
     return [
-        f"resumed {how} ({before}, now {here}): the last bits may differ from here on"
+        f"{RESUMED} {how} ({before}, now {here}): the last bits may differ from here on"
         for how, (before, here) in differ.items()
         if before != here
     ]

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.markup import escape
-
+from cwfed import files
 from cwfed.config import Config
-from cwfed.console import err
+from cwfed.console import err, escape
 from cwfed.errors import ConfigError, RunError, did_you_mean
 from cwfed.events import Event, Newcomers, Note, Round, Started
 from cwfed.folder import RunFolder, experiment, flat
@@ -322,7 +321,7 @@ class _Tracker:
 def _identity(folder: Path, config: Config) -> str:
     """From the folder, the experiment and, as the manifest has the time, when the run was begun."""
     manifest = folder / "manifest.json"
-    begun = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+    begun = files.read_text(manifest) if manifest.exists() else ""
     parts = (str(folder.resolve()), experiment(config), begun)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -292,7 +292,7 @@ def test_the_command_tells_how_it_ended_and_goes_on_after_ctrl_c(tmp_path):
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
     assert not left.split(), "no process is left"
 
-    done = processes.run(command, cwd=tmp_path, check=True)
+    done = processes.run([*command, "--nodes=2", *settings], cwd=tmp_path, check=True)  # the same command, in full
     assert "2 rounds" in done.stdout
     assert "Traceback" not in done.stderr
 

@@ -22,10 +22,11 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from cwfed import data
-from cwfed.errors import ConfigError, CwfedError, DataError
+from cwfed.errors import ConfigError, CwfedError, DataError, RunError
 from cwfed.experiment import deal
 from cwfed.flower import Plan, keys, wire
 from cwfed.flower.client import Site, _node_worker
+from cwfed.flower.local import LocalFederation
 from cwfed.flower.project import write_project
 from cwfed.types import Download, Form
 from tests import processes
@@ -158,6 +159,24 @@ def test_the_command_refuses_with_a_sentence(tmp_path):
         assert done.returncode == 1
         assert sentence in done.stderr.replace("\n", " ")
         assert "Traceback" not in done.stderr
+
+
+def test_a_federation_goes_on_only_as_it_was_made(tmp_path):
+    """What is asked again and is the same may stay in the command; anything else is refused, not passed over."""
+    made = LocalFederation.prepare(tmp_path / "f", small(), 3)
+    again = LocalFederation.open(made.folder)
+    again.check_same(None, None, None)
+    again.check_same(small(), 3, 600.0)
+    for asked, says in (
+        ((None, 5, None), "--nodes is 3 there and 5 here"),
+        ((None, None, 60.0), "--timeout is 600.0 there and 60.0 here"),
+        ((small("train.lr=0.5"), None, None), "train.lr is 0.05 there and 0.5 here"),
+    ):
+        with pytest.raises(RunError, match=says):
+            again.check_same(*asked)
+    done = cwfed("flower", "up", "--out", "f", "--nodes", "5", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--nodes is 3 there and 5 here" in " ".join(done.stderr.split())
 
 
 # --- keys

@@ -77,8 +77,8 @@ PLACES = st.lists(st.integers(0, 30), min_size=1, max_size=4)
 class Trap:
     """An object whose pickle calls a function when it is loaded."""
 
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.call = (function, arguments)
+    def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
+        self.call = (function, arguments) if state is None else (function, arguments, state)
 
     def __reduce__(self) -> Any:
         return self.call
@@ -100,17 +100,57 @@ OBJECTS = (
 )
 
 
-def npz(payload: Any) -> bytes:
+def forged_type(flags: int = 0, kind: str = "V8", inner: str = "O", alignment: int = 1) -> Trap:
+    """A dtype that says it holds no objects and has a field of them: numpy would follow the array's bytes as pointers."""
+    state = (3, "|", None, ("a",), {"a": (np.dtype(inner), 0)}, 8, alignment, flags)
+    return Trap(np.dtype, kind, False, True, state=state)
+
+
+def forged_array(kind: Any, content: Any, shape: Any = (2,), version: Any = 1, fortran: Any = False) -> Trap:
+    """An array whose parts are what the caller says."""
+    state = (version, shape, kind, fortran, content)
+    return Trap(np.zeros(0).__reduce__()[0], np.ndarray, (0,), b"b", state=state)
+
+
+POINTERS = b"AAAAAAAA" * 2
+ODD = NUMBERS | st.sampled_from(
+    [None, "", "<", "O", "O8", "f4", "V8", b"", b"b", POINTERS, (), (0,), (2,), [1, 2], {}, True, -1]
+)
+KINDS = (
+    st.builds(forged_type, ODD, st.sampled_from(["V8", "O8", "f8", "M8"]), st.sampled_from(["O", "f8", "S8"]), ODD)
+    | st.sampled_from([np.dtype(kind) for kind in ("f8", "O", "S8", "M8[s]", "c16", ">i4", "U2", [("a", "O")])])
+    | ODD
+)
+FORGED = (
+    st.builds(forged_array, KINDS, st.sampled_from([POINTERS, [1, 2], [None], "text"]) | ODD, st.lists(ODD, max_size=3).map(tuple) | ODD, ODD, ODD)
+    | st.builds(lambda kind, content: Trap(np.int64(1).__reduce__()[0], kind, content), KINDS, ODD)
+    | st.builds(lambda *parts: Trap(np.arange(2).__reduce_ex__(5)[0], *parts), ODD, KINDS, ODD, ODD)
+)  # fmt: skip
+"""Pickles that numpy's own functions would be called for, with anything as their arguments."""
+
+
+def npz(payload: Any, protocol: int = 3) -> bytes:
     """A PFLlib file: one pickled object in an object array."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": ()})
     inner = np.empty((), dtype=object)
     inner[()] = payload
-    stream.write(pickle.dumps(inner, protocol=3))
+    stream.write(pickle.dumps(inner, protocol=protocol))
+    return packed(stream.getvalue())
+
+
+def packed(stream: bytes) -> bytes:
+    """The .npz file of this .npy stream, with right checksums."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data.npy", stream.getvalue())
+        archive.writestr("data.npy", stream)
     return file.getvalue()
+
+
+def unpacked(content: bytes) -> bytes:
+    """The other way round."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("data.npy")
 
 
 def dump(value: Any) -> bytes:

@@ -14,6 +14,7 @@ from cwfed.report import figures
 from tests.fuzz.base import World, target
 from tests.fuzz.cases import (
     ARRAYS,
+    FORGED,
     JSON,
     MUTATIONS,
     NAMES,
@@ -23,16 +24,21 @@ from tests.fuzz.cases import (
     dump,
     mutate,
     npz,
+    packed,
     replace,
+    unpacked,
 )
 
 GOOD_NPZ = npz({"x": np.zeros((4, 1, 2, 2), np.float32), "y": np.arange(4) % 2})
+PICKLES = {protocol: unpacked(npz({"x": np.zeros((4, 1, 2, 2), np.float32), "y": np.arange(4) % 2}, protocol)) for protocol in range(2, 6)}  # fmt: skip
 PFLLIB_CONFIG = {"num_clients": 1, "num_classes": 2}
 
 
 @target(
     st.tuples(
         MUTATIONS.map(lambda m: mutate(GOOD_NPZ, m))
+        | st.builds(lambda m, p: packed(mutate(PICKLES[p], m)), MUTATIONS, st.integers(2, 5))
+        | st.builds(npz, st.dictionaries(st.sampled_from(["x", "y"]), FORGED | ARRAYS, min_size=2), st.integers(2, 5))
         | st.dictionaries(st.sampled_from(["x", "y"]), ARRAYS | OBJECTS, min_size=1).map(npz)
         | OBJECTS.map(npz)
         | st.just(GOOD_NPZ),

@@ -14,7 +14,7 @@ import pytest
 from cwfed import session
 from cwfed.errors import ConfigError, RunError
 from cwfed.report import figures, listing, page, runs
-from tests.conftest import small
+from tests.conftest import make_endless, small
 from tests.test_cli import cwfed
 
 
@@ -438,3 +438,41 @@ def test_the_commands(whole, tmp_path):
     assert "unknown picture format 'gif'" in cwfed("figures", whole, "--formats", "gif", cwd=tmp_path, code=1).stderr
     assert "is not a folder" in cwfed("runs", cwd=tmp_path, code=1).stderr
     assert "no run has these settings" in cwfed("runs", whole, "--where", "run.seed=7", cwd=tmp_path, code=1).stderr
+
+
+@pytest.mark.parametrize("rounds", ["400000000", "9" * 26])
+def test_rounds_of_a_foreign_config_are_no_length_of_a_list(whole, tmp_path, rounds):
+    """400 million took 15.9 GB, 26 nines were an OverflowError."""
+    folder = copied(whole, tmp_path)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("rounds = 2\n", f"rounds = {rounds}\n"))
+    (found,) = listing.look([folder])
+    assert found.state == "damaged"
+    assert "train.rounds" in found.why
+    summary = json.loads((folder / "summary.json").read_text()) | {"rounds": int(rounds)}
+    (folder / "config.toml").write_text(text)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert listing.look([folder])[0].state == "damaged"
+
+
+@pytest.mark.parametrize("way", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["config.toml", "manifest.json", "summary.json", "events.jsonl"])
+def test_a_pipe_or_a_device_in_a_run_folder_is_one_sentence(whole, tmp_path, name, way):
+    folder = copied(whole, tmp_path)
+    (folder / name).unlink()
+    make_endless(folder / name, way)
+    assert "a pipe, a device or a socket" in listing.look([folder])[0].why
+    assert "a pipe, a device or a socket" in left_out(folder)[1]
+
+
+def test_a_foreign_run_folder_cannot_paint_the_terminal(whole, tmp_path):
+    """Neither its folder's name nor what its files say: no escape sequence and no forged line."""
+    folder = copied(whole, tmp_path).rename(tmp_path / "x\x1b[31mred\n[green]good")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["versions"]["cwfed"] = "\x1b]0;title\x07" + "9" * 100_000
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    listed = cwfed("runs", tmp_path, cwd=tmp_path)
+    for text in (listed.stdout, listed.stderr, left_out(folder)[1]):
+        assert not set(text) & {"\x1b", "\x07"}
+        assert len(text) < 20_000
+    assert "was made by cwfed �]0;title�999" in listed.stdout

@@ -6,11 +6,9 @@ import os
 import signal
 import sys
 
-from rich.markup import escape
-
 from cwfed.cli import about, data, flower, privacy, report, reproduce, run
 from cwfed.cli.app import app
-from cwfed.console import err
+from cwfed.console import err, escape
 from cwfed.errors import CwfedError, Interrupted
 
 __all__ = ["about", "app", "check_text", "data", "flower", "main", "privacy", "report", "reproduce", "run"]

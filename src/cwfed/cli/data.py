@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
-from cwfed.console import err, out, print_heat_map, print_table
+from cwfed.console import err, escape, out, print_heat_map, print_table
 from cwfed.errors import CwfedError
 from cwfed.fitting import FittedTable
 

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, SetOption, app, load_config
-from cwfed.console import err, out, print_summary, progress
+from cwfed.console import err, escape, out, print_summary, progress
 from cwfed.errors import CwfedError, Interrupted
 
 if TYPE_CHECKING:
     from cwfed.flower.local import LocalFederation
+
+NODES, TIMEOUT = 4, 600.0
+"""What `flower up` takes where nothing is said."""
 
 flower_app = typer.Typer(help="Real federations on Flower (extra flower).", no_args_is_help=True)
 app.add_typer(flower_app, name="flower")
@@ -53,27 +55,35 @@ def flower_new(
 def flower_up(
     config: ConfigArgument = None,
     set_: SetOption = None,
-    nodes: Annotated[int, typer.Option(help="Number of nodes, each with its own share of the data.")] = 4,
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Number of nodes, each with its own share of the data.", show_default=str(NODES)),
+    ] = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="The federation's folder.")] = Path("federation"),
-    timeout: Annotated[float, typer.Option(help="Seconds a round waits for answers.")] = 600.0,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds a round waits for answers.", show_default=f"{TIMEOUT:g}")
+    ] = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Try a federation on this machine: a SuperLink and SuperNodes as real processes, with TLS and keys.
 
-    Ctrl-C ends all of them; the same command goes on with what was done.
+    Ctrl-C ends all of them; the same command goes on with what was done, and so does one with --out alone.
     """
     from cwfed.flower.local import LocalFederation, node_name
 
-    federation = LocalFederation.open(folder) if (folder / "app").exists() else None
-    if federation is None:
+    if (folder / "app").exists():
+        federation = LocalFederation.open(folder)
+        chosen = load_config(config, set_ or []) if config or set_ else None
+        federation.check_same(chosen, nodes, timeout)
+    else:
         with err.status("dealing out the data, making keys"):
             federation = LocalFederation.prepare(
-                folder, load_config(config, set_ or []), nodes, data_dir, timeout=timeout
+                folder,
+                load_config(config, set_ or []),
+                NODES if nodes is None else nodes,
+                data_dir,
+                timeout=TIMEOUT if timeout is None else timeout,
             )
-    elif config or set_:
-        raise CwfedError(
-            f"{folder} holds a federation with its own settings: leave config and --set out to go on with it"
-        )
     names = [node_name(number) for number in range(federation.plan.federation.nodes)]
     if problem := _run(federation, names):
         raise CwfedError(f"the run {problem} (more in {folder / 'logs' / 'superlink.log'})")

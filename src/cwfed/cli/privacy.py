@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from cwfed.cli.app import JsonOption, app
 from cwfed.cli.report import RunsArgument
-from cwfed.console import err, out, print_table
+from cwfed.console import err, escape, out, print_table
 from cwfed.errors import CwfedError, RunError
 from cwfed.fitting import FittedTable
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from cwfed.cli.app import JsonOption, app
-from cwfed.console import err, out, print_table
+from cwfed.console import err, escape, out, print_table
 from cwfed.errors import CwfedError, RunError
 from cwfed.fitting import FittedTable
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from cwfed.cli.app import DataDirOption, JsonOption, app
-from cwfed.console import err, out, print_table, progress
+from cwfed.console import err, escape, out, print_table, progress
 from cwfed.errors import ConfigError, CwfedError
 from cwfed.fitting import FittedTable
 

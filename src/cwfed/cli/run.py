@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, TrackOption, app, load_config
-from cwfed.console import err, out, print_bench, print_summary, print_table, progress
+from cwfed.console import err, escape, out, print_bench, print_summary, print_table, progress
 from cwfed.errors import CwfedError
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ def run(
     chosen = None
     if not (resume and config is None and not settings):
         chosen = load_config(config, settings, out_dir if resume and config is None else None)
+    for note in session.not_alone(config):
+        err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     folder = out_dir or _free_folder(chosen)
     with progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
         summary = session.run(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cwfed import files
-from cwfed.errors import DataError
+from cwfed.errors import MOST_NAME, DataError, plain
 
 CACHE_VERSION = 1
 """Part of every cache key: raise it when decoding changes."""
@@ -42,6 +42,8 @@ class Dataset:
     """A hash of inputs and labels."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", plain(self.name, MOST_NAME))
+        object.__setattr__(self, "class_names", tuple(plain(name, MOST_NAME) for name in self.class_names))
         problem = _problem(self)
         if problem:
             raise DataError(f"data set {self.name!r}: {problem}")
@@ -121,23 +123,29 @@ def _read(name: str, folder: Path) -> Dataset | None:
 def read(name: str, folder: Path) -> Dataset:
     """A data set that `write` left: arrays, and what they mean."""
     try:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads(files.read_text(folder / "meta.json"))
         if files.SEAL not in meta:  # an earlier version's: its names are not covered by a checksum
             raise ValueError("it has no checksum")
         files.open_table(meta)
-        inputs = np.load(folder / "inputs.npy", mmap_mode="c", allow_pickle=False)
-        labels = np.load(folder / "labels.npy", allow_pickle=False)
+        inputs, labels = _array(folder / "inputs.npy"), np.array(_array(folder / "labels.npy"))
         if meta["digest"] != _digest(inputs, labels):
             raise ValueError("its contents do not match their checksum")
         split = None
         if (folder / "parts.npy").exists():
-            parts = np.load(folder / "parts.npy", allow_pickle=False)
+            parts = _array(folder / "parts.npy")
             if parts.shape != labels.shape:
                 raise ValueError("parts.npy must say 0, 1 or 2 for each sample")
             split = (tuple(np.flatnonzero(parts == part) for part in range(len(PARTS))),)
         return Dataset(name, inputs, labels, tuple(meta["classes"]), tuple(meta["words"]), split, meta["digest"])
     except Exception as error:  # numpy parses headers as Python: a damaged one raises anything
         raise DataError(f"{folder} holds no data set of cwfed, or a damaged one ({error})") from None
+
+
+def _array(path: Path) -> NDArray[Any]:
+    """A view of a file: what its header claims is there, or numpy refuses it before it takes any memory."""
+    files.check_regular(path)
+    found: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    return found
 
 
 def write(data: Dataset, folder: Path) -> None:

@@ -1,60 +1,62 @@
 """Folders in PFLlib's layout (train/0.npz ..., test/0.npz ..., config.json), with their exact split.
 
-PFLlib stores `data` = {"x": array, "y": array} as an object array, which is a pickle. It is read by an
-unpickler that can build numpy arrays and plain containers and nothing else, so a foreign file runs no code.
+PFLlib stores `data` = {"x": array, "y": array} as an object array, which is a pickle; for texts, `x` is an object array itself,
+of (tokens, length). `pickled.py` reads it without unpickling: a foreign file runs no code and reaches no memory of ours.
 """
 
 from __future__ import annotations
 
+import ast
 import json
-import pickle
 import zipfile
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cwfed.data import pickled
 from cwfed.data.dataset import Dataset
 from cwfed.data.text import PADDING
 from cwfed.errors import DataError
-
-ALLOWED = {
-    (module, name)
-    for package in ("numpy.core", "numpy._core")
-    for module, name in (
-        (f"{package}.multiarray", "_reconstruct"),
-        (f"{package}.multiarray", "scalar"),
-        (f"{package}.numeric", "_frombuffer"),
-    )
-} | {("numpy", "ndarray"), ("numpy", "dtype")}
+from cwfed.files import check_regular, read_text
 
 MOST_NAMES = 10_000_000
 """Classes or words that a folder may have: a name is made for each, and a wrong number must not fill the memory."""
+MOST_CLIENTS = 1_000_000
+MOST_BYTES = 2**33
+"""Of one client's file, unpacked: a small archive may say that it holds anything."""
+_HEADER = {"descr": "|O", "fortran_order": False, "shape": ()}
 
 
-class _ArraysOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it wants to load {module}.{name}, which is not allowed")
-        return super().find_class(module, name)
-
-
-def _read_object(file: IO[bytes]) -> Any:
-    """The one object of a .npy stream whose array has the dtype object."""
+def _read_object(file: IO[bytes]) -> tuple[Any, int]:
+    """The one object of a .npy stream whose array has the dtype object, and of how many bytes it was made."""
     version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    if not dtype.hasobject or shape != ():
-        raise ValueError(f"`data` is not one dict but {dtype} of shape {shape}")
-    return _ArraysOnly(file).load().item()
+    length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+    header = file.read(min(length, 10_000)).decode("latin-1")
+    if ast.literal_eval(header.strip()) != _HEADER:
+        raise ValueError(f"`data` is not one dict but {header.strip()}")
+    content = file.read()
+    found = pickled.load(content)
+    if not isinstance(found, pickled.Objects) or len(found.items) != 1 or not isinstance(found.items[0], dict):
+        raise ValueError("`data` is not one dict")
+    return found.items[0], len(content)
 
 
 def _read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     try:
-        with zipfile.ZipFile(path) as archive, archive.open("data.npy") as file:
-            data = _read_object(file)
-        x, y = _inputs(data["x"]), np.asarray(data["y"]).astype(np.int64).reshape(-1)
+        check_regular(path)
+        with zipfile.ZipFile(path) as archive:
+            about = archive.getinfo("data.npy")
+            if about.file_size > MOST_BYTES:
+                raise ValueError(f"unpacked it would have {about.file_size:,} bytes")
+            if about.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("it is packed in a way that numpy does not use")
+            with archive.open(about) as file:
+                data, room = _read_object(file)
+        x, y = _inputs(pickled.finished(data["x"]), room), _labels(pickled.finished(data["y"]))
         if len(x) != len(y) or (path.parent.name == "train" and len(y) == 0):
             raise ValueError(f"it has {len(x)} samples and {len(y)} labels")
         return x, y
@@ -64,23 +66,58 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
         raise DataError(f"{path} cannot be read as a PFLlib file: {error}") from None
 
 
-def _inputs(x: Any) -> NDArray[Any]:
+def _labels(y: Any) -> NDArray[np.int64]:
+    if isinstance(y, list):
+        return np.array(array("q", y), dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        labels: NDArray[np.int64] = y.astype(np.int64).reshape(-1)
+    if (labels != y.reshape(-1)).any():
+        raise ValueError("its labels are no whole numbers")
+    return labels
+
+
+def _inputs(x: Any, room: int) -> NDArray[Any]:
     """Images N C H W become N H W C; texts, kept as (tokens, length) pairs, become one array of tokens."""
-    array = np.asarray(x, dtype=object) if isinstance(x, list) else np.asarray(x)
-    if array.dtype == object:
-        tokens = [row[0] if len(row) == 2 and np.ndim(row[0]) == 1 else row for row in array]
-        return np.asarray(tokens, dtype=np.int32)
-    if array.ndim == 4:
-        array = array.transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(array, dtype=np.float32)
+    if not isinstance(x, np.ndarray):
+        return _tokens(x, room)
+    if x.ndim == 4:
+        x = x.transpose(0, 2, 3, 1)
+    with np.errstate(over="ignore"):  # what is not finite then is refused with the whole data set
+        return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _tokens(x: Any, room: int) -> NDArray[np.int32]:
+    rows: list[Any] = x.items if isinstance(x, pickled.Objects) else x
+    if isinstance(x, pickled.Objects) and len(x.shape) == 2:
+        width = x.shape[1]
+        rows = [x.items[at : at + width] for at in range(0, len(x.items), width)] if width else []
+    texts = [_text(row) for row in rows]
+    lengths = {len(text) for text in texts}
+    if len(lengths) != 1:
+        raise ValueError(f"its texts have {len(lengths)} different lengths")
+    if sum(map(len, texts)) > room:  # a pickle can name one list any number of times
+        raise ValueError("it repeats its texts without end")
+    return np.array([array("i", text) for text in texts], dtype=np.int32)
+
+
+def _text(row: Any) -> Sequence[int]:
+    """The tokens of a row, which are the row itself or come with their number."""
+    row = pickled.finished(row)
+    first = pickled.finished(row[0]) if len(row) == 2 else None
+    tokens = first if isinstance(first, list | tuple | np.ndarray) else row
+    if isinstance(tokens, np.ndarray):
+        tokens = tokens.tolist() if tokens.ndim == 1 else None
+    if not isinstance(tokens, list | tuple):
+        raise ValueError("a text is not a list of numbers")
+    return tokens
 
 
 def load(folder: Path) -> Dataset:
     """The whole folder as one data set that knows its split."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads(read_text(folder / "config.json"))
         clients, classes = int(config["num_clients"]), int(config["num_classes"])
-        if clients < 1:
+        if not 1 <= clients <= MOST_CLIENTS:
             raise ValueError(f"num_clients is {clients}")
         if classes > MOST_NAMES:
             raise ValueError(f"num_classes is {classes}")

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from cwfed.data import images, pfllib, text
 from cwfed.data.dataset import CACHE_VERSION, Dataset, cached, read
-from cwfed.errors import ConfigError, DataError, did_you_mean
-from cwfed.plugins import load_object
+from cwfed.errors import ConfigError, CwfedError, DataError, did_you_mean
+from cwfed.files import check_regular
+from cwfed.plugins import load_object, why
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _imagefolder(root: Path, size: int) -> Dataset:
         raise DataError(f"{root} has no images in class folders, such as {root}/cat/1.png")
     paths = [p for p, _ in found]
     labels = np.array([classes.index(k) for _, k in found], dtype=np.int64)
-    key = _content_key(paths, [str(p.relative_to(root)) for p in paths], size)
+    key = _content_key(paths, [str(p.relative_to(root)) for p in paths], classes, size)
     name = root.resolve().name
     return cached(name, key, lambda: Dataset(name, images.decode(paths, name, size), labels, tuple(classes)))
 
@@ -255,7 +256,15 @@ def _function(name: str) -> Dataset:
     function = load_object(name, "data")
     if not callable(function):
         raise ConfigError(f"data {name!r} is not a function")
-    made = function()
+    try:
+        made = function()
+    except CwfedError:
+        raise
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever stops the user's code, or code that was never meant to be called
+        raise DataError(f"data {name!r}: the function failed ({why(error)})") from None
     if isinstance(made, Dataset):
         return made
     try:
@@ -296,6 +305,7 @@ def _content_key(paths: Sequence[Path], *parts: Any) -> str:
     digests = []
     for path in paths:
         try:
+            check_regular(path)
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as error:

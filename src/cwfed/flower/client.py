@@ -31,7 +31,7 @@ from cwfed.config import Config
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
 from cwfed.engine import Candidate, Loop, Score, Visit, find_device
-from cwfed.errors import ConfigError, CwfedError
+from cwfed.errors import ConfigError, CwfedError, plain
 from cwfed.experiment import Blueprint, deal
 from cwfed.flower import wire
 from cwfed.flower.plan import Plan, describe_model
@@ -244,7 +244,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
         def work(site: Site, worker: Callable[[int], Worker]) -> RecordDict:
             told = message.content.config_records.get("told")
             if told and told.get("refused"):
-                log.error("%s was left out of the federation: %s", site.name, told["refused"])
+                log.error("%s was left out of the federation: %s", site.name, plain(str(told["refused"])))
             number = int(str(site.name)) if str(site.name).isdigit() else 0
             return describe(site.name, worker(number), number, site.tell_histogram)
 

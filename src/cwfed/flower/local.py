@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cwfed import data
+from cwfed import data, files
 from cwfed.config import Config
 from cwfed.errors import RunError
 from cwfed.events import Event, from_json
@@ -62,6 +62,16 @@ def node_name(number: int) -> str:
     return f"client-{number:03d}"
 
 
+def _fitted(config: Config, nodes: int) -> Config:
+    """The settings of a trial: a client is a node, and every round can be gone on from."""
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"clients": nodes}),
+            "run": config.run.model_copy(update={"checkpoint_seconds": 0.0}),
+        }
+    )
+
+
 @dataclass
 class LocalFederation:
     """The processes of a trial federation and their folder."""
@@ -79,12 +89,7 @@ class LocalFederation:
         folder = folder.resolve()
         if (folder / "app").exists():
             raise RunError(f"{folder} holds a federation already: choose another folder, or remove it")
-        config = config.model_copy(
-            update={
-                "data": config.data.model_copy(update={"clients": nodes}),
-                "run": config.run.model_copy(update={"checkpoint_seconds": 0.0}),
-            }
-        )
+        config = _fitted(config, nodes)
         shares = deal(config, data_dir)
         shape = shares.shape
         section = FederationSection.model_validate(
@@ -114,13 +119,28 @@ class LocalFederation:
         """A federation that was prepared before."""
         folder = folder.resolve()
         try:
-            table = tomllib.loads((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
+            table = tomllib.loads(files.read_text(folder / "app" / "pyproject.toml"))
             plan = Plan.of(flat(table["tool"]["flwr"]["app"]["config"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{folder} holds no federation of cwfed, or a damaged one ({error})") from None
         made = cls(folder, plan)
         made._configure_flower()
         return made
+
+    def check_same(self, config: Config | None, nodes: int | None, timeout: float | None) -> None:
+        """RunError where something is asked of a federation that it was not made with; None is not asked."""
+        made = self.plan.federation
+        there, here = flat(self.plan.config.model_dump()), {}
+        if config is not None:
+            here = flat(_fitted(config, made.nodes).model_dump())
+        there |= {"--nodes": made.nodes, "--timeout": made.timeout}
+        here |= {key: value for key, value in (("--nodes", nodes), ("--timeout", timeout)) if value is not None}
+        for key, value in here.items():
+            if there.get(key) != value:
+                raise RunError(
+                    f"{self.folder} holds a federation with its own settings: {key} is {there.get(key)!r} there and "
+                    f"{value!r} here; leave it out to go on, or choose another folder"
+                )
 
     def _configure_flower(self) -> None:
         home = self.folder / "flwr"

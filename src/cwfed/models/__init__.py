@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError, did_you_mean
+from cwfed.errors import ConfigError, CwfedError, did_you_mean
 from cwfed.models.cnn import CNN
 from cwfed.models.fasttext import FastText
 from cwfed.models.mlp import MLP
 from cwfed.models.resnet18 import ResNet18
 from cwfed.models.shape import InputShape
-from cwfed.plugins import load_object
+from cwfed.plugins import load_object, why
 from cwfed.types import Params, Task
 
 Builder = Callable[..., nn.Module]
@@ -56,9 +56,11 @@ def build(name: str, shape: InputShape, classes: int, options: Mapping[str, Any]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # refused below, in our words
             model: nn.Module = builder(shape, classes, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except CwfedError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code, or settings that torch refuses in its own words
         given = f" with {dict(options)}" if options else ""
-        raise ConfigError(f"model {name!r} cannot be built{given}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"model {name!r} cannot be built{given}: {why(error)}") from None
     output_layer(model, classes, name)
     if min((p.numel() for p in model.parameters()), default=0) == 0:
         raise ConfigError(f"model {name!r} has a layer without any weights")

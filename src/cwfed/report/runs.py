@@ -179,7 +179,8 @@ def _check_together(
     other = manifest.get("experiment", "") not in ("", experiment(config))
     if len(set(facts)) > 1 or shape != (started.clients, started.classes) or other:
         raise RunError(f"{folder.path} is mixed up: its config, manifest and events are of different runs")
-    if [r.round for r in rounds] != list(range(1, config.train.rounds + 1)):
+    # the number first: what a foreign config says is no length of a list
+    if len(rounds) != config.train.rounds or any(r.round != number for number, r in enumerate(rounds, start=1)):
         raise RunError(f"{folder.path} is damaged: its events do not have the rounds 1 to {config.train.rounds}")
 
 
