@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -36,6 +37,7 @@ class Loopback(Grid):
         self, plan: Plan, folder: Path, app: ClientApp | None = None, change: Change = lambda _, m: m
     ) -> None:
         self.plan, self.folder, self.app, self.change = plan, folder, app or client_app(), change
+        self.has_keys = True
         self.nodes: dict[int, Context] = {}
         self.told: list[Message] = []
         self._answers: dict[str, Message] = {}
@@ -60,6 +62,10 @@ class Loopback(Grid):
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        key = b"-----BEGIN PUBLIC KEY-----" if self.has_keys else b"random"
+        return [NodeInfo(node_id=node, public_key=key) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         numbers = []

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from flwr.app import Context, MetricRecord
@@ -70,7 +71,7 @@ class FederatedRun:
                 "samples": 0,
                 "shape": list(plan.shape.dims),
                 "vocabulary": plan.shape.vocabulary,
-                "classes": [str(k) for k in range(blueprint.classes)],
+                "classes": plan.federation.class_names or [str(k) for k in range(blueprint.classes)],
             },
             split={"digest": plan.fingerprint, "histogram": []},
             batch_norm=self.config.train.batch_norm,
@@ -156,7 +157,12 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
 
 def sentence(event: Round, rounds: int) -> str:
     """A round in a line of the log."""
-    accuracy = f", received {event.received.accuracy:.1%}" if event.received else ""
+    accuracy = ""
+    if found := event.received:
+        own = [right / n for right, n in zip(found.right, found.samples or [], strict=True) if n]
+        accuracy = f", received {found.accuracy:.1%} (median of the clients {median(own):.1%})"
+    if event.loss is not None:
+        accuracy += f", training loss {event.loss:.4g} (median {median(event.client_loss):.4g})"
     gone = f", {len(event.dropped)} did not answer" if event.dropped else ""
     bad = f", {len(event.refused)} refused" if event.refused else ""
     return f"round {event.round} of {rounds}: {len(event.participants)} clients{gone}{bad}{accuracy}"
