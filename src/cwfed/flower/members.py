@@ -53,8 +53,8 @@ class Hello:
         if not 0 < len(told["name"]) <= 100 or not told["name"].isprintable():
             raise BadMessage("its name must have 1 to 100 printable characters")
         names, counts = told["class_names"], told.get("histogram", [])
-        if len(names) != told["classes"] or not all(isinstance(n, str) and len(n) <= 100 for n in names):
-            raise BadMessage("it must name each of its classes, with 100 characters at most")
+        if not all(isinstance(n, str) and len(n) <= 100 for n in names):
+            raise BadMessage("the names of its classes must be texts of at most 100 characters")
         if not isinstance(counts, list) or not all(type(n) is int and n >= 0 for n in counts):
             raise BadMessage("its label histogram must have whole numbers from 0 on")
         if counts and sum(counts) != sizes["samples"]:
@@ -74,6 +74,8 @@ class Hello:
         for what, (theirs, wanted) in facts.items():
             if theirs != wanted:
                 return f"it has {what} {plain(theirs, 50)}, the federation {wanted}"
+        if len(self.class_names) != ours.classes:
+            return f"it has names for {len(self.class_names)} classes, and there are {ours.classes}"
         for what in SIZES:
             if getattr(self, what) > most:
                 return (

@@ -30,7 +30,7 @@ class FederationSection(Section):
     """The shape of one sample as the network sees it, such as 3x32x32 (channels, height, width), or 200 for a vector
     or for tokens."""
     classes: int = Field(ge=2)
-    class_names: list[str] = []
+    class_names: list[str] = Field(default_factory=list)
     """What the classes are called, in the order of the model's outputs: a node may have some of them, in any order. Without
     it all nodes must have the same classes in the same order."""
     vocabulary: int = Field(0, ge=0)
