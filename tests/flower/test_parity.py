@@ -105,19 +105,17 @@ class Refusing(Simulation):
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "more"),
+    ("answer", "chosen"),
     [
-        ("fedfomo", "refused", []),
-        ("fedavg-ft", "late", ["run.evaluate_every=3"]),
-        ("fedavg-ft", "refused", ["guard.least=6"]),  # then nobody's counts
-        ("statistics", "late", []),
+        ("refused", ["algorithm.name=fedfomo"]),
+        ("late", ["algorithm.name=fedavg-ft", "run.evaluate_every=2"]),
+        ("refused", ["algorithm.name=fedavg-ft", "guard.least=6"]),  # then nobody's counts
+        ("late", ["model.name=resnet18", "model.options={width=4}", "data.samples=200", "data.clients=3"]),
     ],
+    ids=["its model", "measured later", "a round that was skipped", "running statistics"],
 )
-def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(name, answer, more, tmp_path):
-    config = settings(name, *more)
-    if name == "statistics":
-        options = ["model.name=resnet18", "model.options.width=4", "data.samples=200", "data.clients=3"]
-        config = settings("cwfedavg", *options, "train.batch_norm=local")
+def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(answer, chosen, tmp_path):
+    config = small("run.engine=loop", "train.rounds=4", "train.batch_norm=local", *chosen)
     plan, grid = federate(config, tmp_path)
 
     def change(node, reply):
