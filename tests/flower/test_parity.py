@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from dataclasses import replace
 
 import pytest
@@ -243,6 +244,7 @@ def test_the_servers_folder_has_metrics_and_checkpoints_and_can_be_reported(tmp_
     files = {path.name for path in (tmp_path / "server").iterdir() if not path.name.startswith(".")}
     assert files == {"config.toml", "manifest.json", "events.jsonl", "summary.json", "checkpoints"}
     assert RunFolder(tmp_path / "server").checkpoints.rounds() == [4, 3]
+    assert stat.S_IMODE((tmp_path / "server").stat().st_mode) == 0o700, "the models can be made from the checkpoints"
 
     record = read_run(tmp_path / "server")
     assert record.histogram.size == 0

@@ -270,7 +270,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
         def work(site: Site, worker: WorkerOf) -> RecordDict:
             told = message.content.config_records.get("told")
             if told and told.get("refused"):
-                log.error("%s was left out of the federation: %s", site.name, told["refused"])
+                log.error("%s was left out of the federation: %s", site.name, wire.plain(told["refused"]))
             number = number_of(str(site.name)) or 0
             return describe(site.name, worker(number, ""), number, site.tell_histogram)
 

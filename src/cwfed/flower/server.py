@@ -1,6 +1,7 @@
 """The server's side of a federation: a Flower ServerApp that runs a plan and leaves a run folder.
 
-The folder has the metrics, the events and the checkpoints, not the data: the personal models end up with the clients.
+The folder has the metrics, the events and the checkpoints, not the data. The personal models end up with the clients, but a
+checkpoint is what the server makes them from: whoever reads it can make them too, so only its owner can.
 A server that was broken off goes on at the next round when the app is started again.
 """
 
@@ -10,6 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -136,6 +138,8 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
     run = FederatedRun(strategy, grid)
     every_round = {"run": run.config.run.model_copy(update={"checkpoint_seconds": 0.0})}
     run.config = run.config.model_copy(update=every_round)
+    with suppress(OSError):  # where it cannot be made, `locked` says so
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with folder.locked():
         if folder.exists:
             folder.check_same(strategy.config)

@@ -51,6 +51,7 @@ class Question:
 
     message: Message
     until: float
+    """When it is asked again; an answer to this question is still listened to."""
 
     @property
     def node(self) -> int:
@@ -238,7 +239,7 @@ class PersonalisedStrategy(Strategy):
             self._ask(grid, connected)
             said += self._listen(grid)
             passed = time.monotonic() - began
-            is_late = passed > (max(federation.wait, federation.timeout) if self._questions else federation.wait)
+            is_late = passed > (max(federation.wait, federation.timeout) if self._asked else federation.wait)
             if not enough_after and self._is_enough():
                 enough_after = passed
             if self.members.hellos or is_late or self._have_all_spoken(passed, enough_after):
@@ -252,12 +253,18 @@ class PersonalisedStrategy(Strategy):
                     f"only {len(here)} of the {federation.nodes} nodes that the federation needs (federation.nodes) are "
                     f"connected after {federation.wait:g} seconds (federation.wait){left_out}"
                 )
-            self._sleep(MOST_PAUSE if self._questions else ASK_EVERY)
+            self._sleep(MOST_PAUSE if self._asked else ASK_EVERY)
         absent = self.members.hellos.keys() - set(here)
         said += [f"{self.members.names[c]} (client {c}) is not connected" for c in sorted(absent - self._absent)]
         said += [f"{self.members.names[c]} (client {c}) is connected again" for c in sorted(self._absent & set(here))]
         self._absent = set(absent)
         return said
+
+    @property
+    def _asked(self) -> set[int]:
+        """Nodes that may still answer in time."""
+        now = time.monotonic()
+        return {question.node for question in self._questions.values() if now < question.until}
 
     def _is_enough(self) -> bool:
         return len({h.name for h in self._heard if not h.misfit(self.plan)}) >= self.plan.federation.nodes
@@ -265,13 +272,13 @@ class PersonalisedStrategy(Strategy):
     def _have_all_spoken(self, passed: float, enough_after: float) -> bool:
         """Whether the first nodes can be numbered; once there are enough, the others get as long again as those took."""
         patience = enough_after + max(PATIENCE, enough_after)
-        return self._is_enough() and (not self._questions or passed > patience)
+        return self._is_enough() and (not self._asked or passed > patience)
 
     def _ask(self, grid: Grid, connected: Iterable[int]) -> None:
         """Ask those who they are who have not said it."""
         now = time.monotonic()
-        waiting = {question.node for question in self._questions.values()} | {hello.node for hello in self._heard}
-        known = self.members.nodes | waiting | {node for node, then in self._again.items() if now < then}
+        known = self.members.nodes | self._asked | {hello.node for hello in self._heard}
+        known |= {node for node, then in self._again.items() if now < then}
         messages = [
             self._message(RecordDict(), node, MessageType.QUERY, "hello") for node in connected if node not in known
         ]
@@ -282,29 +289,28 @@ class PersonalisedStrategy(Strategy):
 
     def _listen(self, grid: Grid) -> list[str]:
         """Read what nodes have said of themselves by now."""
-        said = []
+        said, silent = [], f"it did not say who it is within {self.plan.federation.timeout:g} seconds"
         found = replies_of.pull(grid, {number: question.message for number, question in self._questions.items()})
-        for number, question in list(self._questions.items()):
-            reply, node = found.get(number), question.node
-            if reply is None and time.monotonic() < question.until:
+        asked = {number: question.node for number, question in self._questions.items()}
+        for number, reply in found.items():
+            node = asked[number]
+            if number not in self._questions:
+                continue  # it was asked twice, and has answered twice
+            self._questions = {other: q for other, q in self._questions.items() if q.node != node}
+            if node in self.members.nodes or replies_of.is_gone(reply):
                 continue
-            del self._questions[number]
-            if reply is None:
-                said += self._leave_out(
-                    node, f"it did not say who it is within {self.plan.federation.timeout:g} seconds"
-                )
-            elif not replies_of.is_gone(reply):
-                try:
-                    self._heard.append(replies_of.read(reply, partial(replies_of.read_hello, node)))
-                except wire.BadMessage as error:
-                    said += self._leave_out(node, str(error))
-        return said
+            try:
+                self._heard.append(replies_of.read(reply, partial(replies_of.read_hello, node)))
+            except wire.BadMessage as error:
+                said += self._leave_out(node, str(error), self.plan.federation.timeout)
+        late = {question.node for question in self._questions.values() if question.until <= time.monotonic()}
+        return said + [sentence for node in sorted(late) for sentence in self._leave_out(node, silent, 0.0)]
 
-    def _leave_out(self, node: int, reason: str) -> list[str]:
+    def _leave_out(self, node: int, reason: str, pause: float) -> list[str]:
         """A node is asked again later, beside the work; its reason is said once."""
         is_new = self.members.refused.get(node) != reason
         self.members.refused[node] = reason
-        self._again[node] = time.monotonic() + self.plan.federation.timeout
+        self._again[node] = time.monotonic() + pause
         return [f"a node was left out: {reason}"] if is_new else []
 
     def _welcome(self, grid: Grid, connected: list[int]) -> list[str]:
