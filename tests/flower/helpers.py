@@ -38,6 +38,8 @@ class Loopback(Grid):
     ) -> None:
         self.plan, self.folder, self.app, self.change = plan, folder, app or client_app(), change
         self.has_keys = True
+        self.keys: dict[int, int] = {}
+        """By node, another one whose key it has: a SuperLink that has lost its database gives keys other ids."""
         self.nodes: dict[int, Context] = {}
         self.told: list[Message] = []
         self._answers: dict[str, Message] = {}
@@ -64,8 +66,9 @@ class Loopback(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> list[NodeInfo]:
-        key = b"-----BEGIN PUBLIC KEY-----" if self.has_keys else b"random"
-        return [NodeInfo(node_id=node, public_key=key) for node in self.nodes]
+        kind = "-----BEGIN PUBLIC KEY-----" if self.has_keys else "random"
+        key = {node: f"{kind} {self.keys.get(node, node)}".encode() for node in self.nodes}
+        return [NodeInfo(node_id=node, public_key=key[node]) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         numbers = []

@@ -338,6 +338,9 @@ def test_a_name_belongs_to_the_node_that_had_it_first(tmp_path):
     again.gather(grid)
     assert 6666 in again.members.refused
     assert 1 not in again.members.hellos
+    grid.keys[grid.join(1, node=7777)] = strategy.members.hellos[1].node  # the key of the first, under another id
+    again.gather(grid)
+    assert again.members.hellos[1].node == 7777
 
 
 def test_where_nodes_have_no_keys_a_name_cannot_belong_to_one_and_it_is_said(tmp_path):

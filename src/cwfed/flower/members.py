@@ -104,11 +104,11 @@ class Members:
     names: list[str] = field(default_factory=list)
     """By number; saved with every checkpoint."""
     keys: list[str] = field(default_factory=list)
-    """By number, the node that used the name first, where names are pinned to nodes (as text: ids have 64 bits)."""
+    """By number, a hash of the key of the node that used the name first; without keys (and of earlier versions) its id."""
     agreed: tuple[tuple[str, ...], str] | None = None
     """What classes and words are called, saved as well: as the plan says, or as most of the first nodes say."""
-    has_keys: bool = True
-    """Whether the nodes have keys; those of a simulation have not, and another number in every run."""
+    public_keys: dict[int, str] = field(default_factory=dict)
+    """By node, a hash of its key; those of a simulation have none, and another id in every run."""
     hellos: dict[int, Hello] = field(default_factory=dict)
     """By number, what the client's present node said."""
     refused: dict[int, str] = field(default_factory=dict)
@@ -153,8 +153,9 @@ class Members:
         known = hello.name in self.names
         client = self.names.index(hello.name) if known else len(self.names)
         present = self.hellos.get(client) if known else None
-        is_pinned = self.plan.federation.pin and self.has_keys
-        if not problem and known and is_pinned and self.keys[client] != str(hello.node):
+        key = self.public_keys.get(hello.node, str(hello.node))
+        is_pinned = self.plan.federation.pin and self.public_keys
+        if not problem and known and is_pinned and self.keys[client] not in (key, str(hello.node)):
             problem = "the name belongs to a node with another key (federation.pin)"
         if not problem and present and present.node != hello.node and present.node in online:
             # asked again next time: Flower takes a while to notice that a node is gone
@@ -166,7 +167,7 @@ class Members:
             return f"{hello.name} was left out: {problem}"
         if not known:
             self.names.append(hello.name)
-            self.keys.append(str(hello.node))
+            self.keys.append(key)
         self.refused.pop(hello.node, None)
         self.hellos[client] = hello
         return f"{hello.name} {'came back' if known else 'joined'} as client {client}"

@@ -27,7 +27,7 @@ from cwfed.events import Event, Note, PhaseResult, Round
 from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
 from cwfed.flower.members import Hello, Members
-from cwfed.flower.plan import Plan
+from cwfed.flower.plan import Plan, short_hash
 from cwfed.flower.replies import Upload
 from cwfed.guard import bounded
 from cwfed.rounds import FUTILE, Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
@@ -341,11 +341,12 @@ class PersonalisedStrategy(Strategy):
         return [sentence for sentence in said if sentence not in repeated]
 
     def _about_keys(self, grid: Grid) -> list[str]:
-        """Names can only belong to keys where there are some; asked once."""
-        if not self.plan.federation.pin or self.members.hellos or not self.members.has_keys:
-            return []
-        self.members.has_keys = any(b"BEGIN PUBLIC KEY" in node.public_key for node in grid.get_nodes())
-        if self.members.has_keys:
+        """Names can only belong to keys where there are some."""
+        is_first = not self.members.hellos
+        keys = {node.node_id: node.public_key for node in grid.get_nodes()}
+        is_key = b"BEGIN PUBLIC KEY"  # what a virtual node has instead is random
+        self.members.public_keys |= {node: short_hash(key.hex()) for node, key in keys.items() if is_key in key}
+        if not self.plan.federation.pin or self.members.public_keys or not is_first:
             return []
         return [
             "the nodes have no keys: a client's name belongs to whatever node uses it (federation.pin has no effect)"
