@@ -45,6 +45,10 @@ PATIENCE = 10.0
 """Seconds, at least, that the others have to say who they are when enough nodes have: the first ones are numbered by name."""
 
 
+LEFT_OUT_FOR = 60.0
+"""Seconds after which a node that was left out is asked again: it may have been put right."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A node was asked who it is; nobody waits for it."""
@@ -302,9 +306,13 @@ class PersonalisedStrategy(Strategy):
             try:
                 self._heard.append(replies_of.read(reply, partial(replies_of.read_hello, node)))
             except wire.BadMessage as error:
-                said += self._leave_out(node, str(error), self.plan.federation.timeout)
+                said += self._leave_out(node, str(error), self._pause)
         late = {question.node for question in self._questions.values() if question.until <= time.monotonic()}
         return said + [sentence for node in sorted(late) for sentence in self._leave_out(node, silent, 0.0)]
+
+    @property
+    def _pause(self) -> float:
+        return min(LEFT_OUT_FOR, self.plan.federation.timeout)
 
     def _leave_out(self, node: int, reason: str, pause: float) -> list[str]:
         """A node is asked again later, beside the work; its reason is said once."""
@@ -319,11 +327,9 @@ class PersonalisedStrategy(Strategy):
             return []
         hellos, self._heard = self._heard, []
         before = dict(self.members.refused)
-        said = self._about_keys(grid)
-        for sentence in self.members.welcome(hellos, connected):
-            said.append(sentence)
+        said = self._about_keys(grid) + self.members.welcome(hellos, connected)
         refused = {h.node: h.name for h in hellos if h.node in self.members.refused}
-        self._again |= dict.fromkeys(refused, time.monotonic() + self.plan.federation.timeout)
+        self._again |= dict.fromkeys(refused, time.monotonic() + self._pause)
         old = {node for node in refused if before.get(node) == self.members.refused[node]}
         grid.push_messages(  # nobody waits for the answer
             [
