@@ -93,7 +93,7 @@ class SimulatedRun(FederatedRun):
         kept = {}
         if self.simulation.algorithm.keeps_model or self.simulation.local_statistics:
             for client in range(self.simulation.clients):
-                last = accepted_in(progress.peers).get(client, 0)
+                last = accepted_in(progress).get(client, 0)
                 tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(before=last + 1)
                 if tree:
                     kept[client] = tree["kept"]

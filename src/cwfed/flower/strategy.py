@@ -155,8 +155,8 @@ class PersonalisedStrategy(Strategy):
         """Take up where a run was."""
         self.progress, peers = progress, progress.peers
         self.members.from_tree(peers)
-        self._accepted = accepted_in(peers) or dict.fromkeys(peers.get("ever", []), progress.round)
-        self.run = str(peers.get("run", self.plan.fingerprint))  # by which earlier versions named it; they had `ever`
+        self._accepted = accepted_in(progress)
+        self.run = str(peers.get("run", self.plan.fingerprint))  # by which earlier versions named it
 
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each, where the federation is and what happened."""
@@ -601,6 +601,7 @@ class PersonalisedStrategy(Strategy):
         return PhaseResult(found.accuracy, found.validation, found.loss, found.right, clients, tests)
 
 
-def accepted_in(peers: dict[str, Any]) -> dict[int, int]:
-    """By client, the last round in which its update was good."""
-    return {int(client): number for client, number in peers.get("accepted", {}).items()}
+def accepted_in(progress: Progress) -> dict[int, int]:
+    """By client, the last round in which its update was good; earlier versions remembered only whose ever was."""
+    ever = dict.fromkeys(progress.peers.get("ever", []), progress.round)
+    return ever | {int(client): number for client, number in progress.peers.get("accepted", {}).items()}
