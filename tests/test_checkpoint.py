@@ -64,3 +64,13 @@ def test_the_same_tensor_twice_in_a_tree(tmp_path):
     shared = torch.ones(3)
     checkpoint.save(tmp_path / "t.safetensors", {"a": shared, "b": shared})
     assert checkpoint.load(tmp_path / "t.safetensors")["b"].tolist() == [1, 1, 1]
+
+
+def test_who_knows_what_it_goes_on_from_keeps_that_however_many_rounds_came_to_nothing(tmp_path):
+    found = Checkpoints(tmp_path, keep=3)
+    for round_, after in [(1, 0), (2, 1), (3, 2), (5, 3), (6, 3), (9, 3)]:
+        found.save(round_, {"round": round_}, after=after)
+    assert found.rounds() == [9, 3, 2], "the newest, and the last ones before it that came to something"
+    assert found.newest(before=4)[0] == {"round": 3}
+    found.save(3, {"round": 3}, after=2)  # somebody slow, when the next round is there already
+    assert found.rounds() == [9, 3, 2]

@@ -133,15 +133,20 @@ class Checkpoints:
         """Where the checkpoint of a round is."""
         return self.folder / f"round-{round_:06d}.safetensors"
 
-    def save(self, round_: int, tree: Tree) -> None:
-        """Write the checkpoint of a round and remove those that are no longer needed."""
+    def save(self, round_: int, tree: Tree, after: int | None = None) -> None:
+        """Write the checkpoint of a round and remove those that are no longer needed.
+
+        Newer ones are damaged, or they would have been gone on from. Who knows which round it goes on from says so (`after`):
+        then it is the rounds between that came to nothing.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         for left_over in self.folder.glob(".round-*.new"):  # by a process that was killed while it wrote
             left_over.unlink(missing_ok=True)
         save(self.path(round_), tree)
         rounds = self.rounds()
-        newer = [r for r in rounds if r > round_]  # damaged, or they would have been gone on from
-        for old in newer + [r for r in rounds if r <= round_][self.keep :]:
+        futile = [r for r in rounds if (r > round_ if after is None else after < r < round_)]
+        good = [r for r in rounds if r <= round_ and r not in futile]
+        for old in futile + good[self.keep :]:
             self.path(old).unlink(missing_ok=True)
 
     def newest(

@@ -160,11 +160,14 @@ class Blueprint:
             augment=self.config.data.augment,
         )
 
-    def check(self, federation: data.Federation) -> None:
-        """Settings against data: what does not fit shows here, and not as a riddle in round 1."""
+    def check(self, federation: data.Federation, is_whole: bool = True) -> None:
+        """Settings against data: what does not fit shows here, and not as a riddle in round 1.
+
+        A node sees its own data only, not the whole: that it is smaller than a batch may be so.
+        """
         size = self.config.train.batch_size
         trained = [len(shard.train) for shard in federation.shards.values()]
-        if size > max(trained):
+        if is_whole and size > max(trained):
             raise ConfigError(
                 f"train.batch_size = {size} is larger than every client: the largest has {max(trained)} training samples"
             )

@@ -108,8 +108,9 @@ def phase_result(scores: Sequence[Score], tests: Sequence[int], validations: Seq
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
-    return float(np.mean(values)) if values else None
+    """The mean; None of nothing, and where it is beyond all bounds."""
+    with np.errstate(over="ignore"):  # of numbers that are fine one by one
+        return finite(float(np.mean(values))) if values else None
 
 
 def finite(value: float) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -36,6 +37,9 @@ class Loopback(Grid):
         self, plan: Plan, folder: Path, app: ClientApp | None = None, change: Change = lambda _, m: m
     ) -> None:
         self.plan, self.folder, self.app, self.change = plan, folder, app or client_app(), change
+        self.has_keys = True
+        self.keys: dict[int, int] = {}
+        """By node, another one whose key it has: a SuperLink that has lost its database gives keys other ids."""
         self.nodes: dict[int, Context] = {}
         self.told: list[Message] = []
         self._answers: dict[str, Message] = {}
@@ -60,6 +64,11 @@ class Loopback(Grid):
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        kind = "-----BEGIN PUBLIC KEY-----" if self.has_keys else "random"
+        key = {node: f"{kind} {self.keys.get(node, node)}".encode() for node in self.nodes}
+        return [NodeInfo(node_id=node, public_key=key[node]) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         numbers = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,13 +12,18 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import cwfed
+from cwfed.data import Dataset, SourceSpec, load
+from cwfed.data.dataset import write
 from cwfed.errors import RunError
 from cwfed.events import Note, Round
 from cwfed.flower import PersonalisedStrategy, client_app, wire
 from cwfed.flower import strategy as strategies
+from cwfed.flower.server import sentence
+from cwfed.folder import RunFolder
+from cwfed.rounds import Progress
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
@@ -127,7 +133,7 @@ MISDEEDS = {
     "a broken header": (lambda r: with_a_lying_header(r, b"((((((()"), "not in numpy's format"),
     "Python objects": (of_objects, "not sent here|numpy's format"),
     "no samples": (lambda r: with_metric(r, samples=0), "0 training samples"),
-    "more samples than it has": (lambda r: with_metric(r, samples=10**7), "it said .* when it joined"),
+    "more samples than it has": (lambda r: with_metric(r, samples=10**7), "it said .* before"),
     "a loss that is no number": (lambda r: with_metric(r, loss=float("nan")), "metric loss"),
     "too many right answers": (lambda r: with_metric(r, **{"trained-right": 10**6}), "more right answers"),
 }
@@ -231,7 +237,7 @@ def test_too_few_good_answers_leave_everything_as_it_was(tmp_path):
 
 
 def test_a_node_that_comes_back_gets_its_personal_model(tmp_path):
-    strategy, grid = federation(tmp_path, config("train.rounds=4"), nodes=4)
+    strategy, grid = federation(tmp_path, config("train.rounds=4"), nodes=4, pin=False)
     strategy.plan.federation.__dict__["nodes"] = 3
     told = []
     for progress, event in strategy.rounds(grid, strategy.first()):
@@ -318,7 +324,7 @@ def test_a_node_without_its_data_is_left_out_with_its_own_words(tmp_path):
 
 
 def test_a_name_belongs_to_the_node_that_had_it_first(tmp_path):
-    strategy, grid = federation(tmp_path, nodes=3, clients=8, pin=True)
+    strategy, grid = federation(tmp_path, nodes=3, clients=8)
     for progress, event in strategy.rounds(grid, strategy.first()):
         if isinstance(event, Round) and event.round == 1:
             grid.join(3, node=6666, name="client-001")  # while the first one is connected
@@ -326,7 +332,29 @@ def test_a_name_belongs_to_the_node_that_had_it_first(tmp_path):
     grid.leave(strategy.members.hellos[1].node)
     grid.join(3, node=3333)
     strategy.gather(grid)
-    assert strategy.members.refused[6666] == "the name belongs to a node with another key"
+    assert strategy.members.refused[6666] == "the name belongs to a node with another key (federation.pin)"
+    again = PersonalisedStrategy(strategy.plan)  # also when the server has been restarted
+    again.resume(progress)
+    again.gather(grid)
+    assert 6666 in again.members.refused
+    assert 1 not in again.members.hellos
+    grid.keys[grid.join(1, node=7777)] = strategy.members.hellos[1].node  # the key of the first, under another id
+    again.gather(grid)
+    assert again.members.hellos[1].node == 7777
+
+
+def test_where_nodes_have_no_keys_a_name_cannot_belong_to_one_and_it_is_said(tmp_path):
+    strategy, grid = federation(tmp_path, nodes=3, clients=8)
+    grid.has_keys = False
+    said = strategy.gather(grid)
+    assert sum("the nodes have no keys" in sentence for sentence in said) == 1
+    reached = Progress(1, strategy.progress.server, peers=strategy._peers())
+    grid.leave(strategy.members.hellos[1].node)
+    grid.join(1, node=4242)  # virtual nodes have other numbers in every run
+    again = PersonalisedStrategy(strategy.plan)
+    again.resume(reached)
+    again.gather(grid)
+    assert again.members.hellos[1].node == 4242
 
 
 def test_more_clients_than_the_plan_has_room_for_are_left_out(tmp_path):
@@ -397,7 +425,8 @@ def test_a_mod_of_the_users_own_sees_the_training_messages(tmp_path):
 def test_a_hello_has_only_possible_facts():
     from cwfed.flower.members import Hello
 
-    told = {"name": "a", "version": "1", "classes": 2, "shape": "2", "vocabulary": 0, "model": "x"}
+    told = {"name": "a", "version": "1", "classes": 2, "shape": "2", "vocabulary": 0, "model": "x", "words": ""}
+    told["class_names"] = ["cat", "dog"]
     sizes = {"samples": 3, "test": 1, "validation": 1}
     assert dataclasses.asdict(Hello.read(5, told, sizes))["samples"] == 3
     for wrong in (
@@ -406,7 +435,247 @@ def test_a_hello_has_only_possible_facts():
         {"name": "a\nb"},
         {"classes": "2"},
         {"histogram": [0, 0]},
-        {"histogram": [-1, 2]},
+        {"histogram": [-1, 4]},
+        {"histogram": ["x", "y"]},
+        {"histogram": [10**15, 3]},
+        {"class_names": ["cat" * 50, "dog"]},
+        {"class_names": [1, 2]},
     ):
         with pytest.raises(wire.BadMessage):
             Hello.read(5, told | wrong, sizes)
+
+
+# --- whatever one node sends
+
+
+def is_hello(reply):
+    return not reply.has_error() and "hello" in reply.content
+
+
+def with_hello(reply, **lies):
+    if is_hello(reply):
+        reply.content["hello"].update(lies)
+    return reply
+
+
+def with_sizes(reply, **lies):
+    return with_metric(reply, **lies) if is_hello(reply) else reply
+
+
+BLANK = "  \n "
+HOSTILE = {
+    "a blank reason": lambda grid, r: Message(Error(2, BLANK), reply_to=asked(grid, r)),
+    "no reason": lambda grid, r: Message(Error(2), reply_to=asked(grid, r)),
+    "a problem without a reason": lambda grid, r: Message(
+        RecordDict({"problem": ConfigRecord({"reason": BLANK})}), reply_to=asked(grid, r)
+    ),
+    "a histogram of words": lambda grid, r: with_hello(r, histogram=["x"] * 10),
+    "a name that looks like a number": lambda grid, r: with_hello(r, name="²"),
+    "a version that goes on for ever": lambda grid, r: with_hello(r, version="\x1b[2J" + "1" * 10**6),
+    "a huge loss": lambda grid, r: with_metric(r, loss=1.7e308),
+    "a huge penalty": lambda grid, r: with_metric(r, penalty=-1.7e308),
+    "a loss that is nearly huge": lambda grid, r: with_metric(r, loss=1e100, **{"received-loss": 1e100}),
+    "test samples without end": lambda grid, r: with_sizes(r, test=10**15),
+    "validation samples without end": lambda grid, r: with_sizes(r, validation=10**15),
+    "nothing at all": lambda grid, r: Message(RecordDict(), reply_to=asked(grid, r)),
+}
+
+
+def asked(grid, reply):
+    return grid.told[int(reply.metadata.reply_to_message_id)]
+
+
+@pytest.mark.parametrize("deed", HOSTILE)
+def test_whatever_two_nodes_send_the_others_go_on_also_after_a_restart(deed, tmp_path):
+    """In every message, in every round: they are left out with a reason, the numbers of a round stay JSON."""
+    chosen = config("train.rounds=2", "data.clients=5")
+    strategy, grid = federation(tmp_path / "nodes", chosen, nodes=3, clients=8)
+    bad = {grid.join(3), grid.join(4)}
+    grid.change = lambda node, reply: HOSTILE[deed](grid, reply) if node in bad else reply
+    strategy.start(grid, out=tmp_path / "server")
+    longer = plan_of(config("train.rounds=3", "data.clients=5"), 3, clients=8)
+    PersonalisedStrategy(longer).start(grid, out=tmp_path / "server")
+    told = RunFolder(tmp_path / "server").events()
+    assert [event.round for event in rounds(told)] == [1, 2, 3]
+    for event in rounds(told):
+        assert {0, 1, 2} <= set(event.participants)
+        assert {0, 1, 2} <= set(event.received.clients)
+        assert event.received.accuracy <= 1
+        assert all(event.refused.values()), "every refusal has a reason"
+    everything = (tmp_path / "server" / "events.jsonl").read_text()
+    assert "\\u001b" not in everything
+    assert len(everything) < 30_000
+    if deed not in ("a name that looks like a number", "a loss that is nearly huge"):
+        assert all(event.refused.keys() == {"3", "4"} or 3 not in event.participants for event in rounds(told))
+
+
+def test_an_answer_that_flower_cannot_unpack_is_its_nodes_fault_and_a_sender_cannot_be_forged(tmp_path):
+    """Flower unpacks answers when they are pulled, and takes the sender from what the node wrote."""
+    strategy, grid = federation(tmp_path)
+    pull = grid.pull_messages
+
+    def unpack(numbers):
+        answers = pull(numbers)
+        for reply in answers:
+            if not is_training(reply, grid):
+                continue
+            reply.metadata.__dict__["_src_node_id"] = strategy.members.hellos[0].node
+            if strategy.turn.number == 2:
+                raise ValueError("Mismatch in children object IDs")
+        return answers
+
+    grid.pull_messages = unpack
+    _, events = carry_out(strategy, grid)
+    assert "malformed" in rounds(events)[1].refused[str(BAD)]
+    assert [event.participants for event in rounds(events)] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
+
+
+def test_a_mute_node_costs_nobody_time_and_is_let_in_when_it_speaks(tmp_path):
+    strategy, grid = federation(tmp_path, config("train.rounds=8"), nodes=3, clients=4, timeout=600.0, wait=60.0)
+    mute = grid.join(3)
+    is_mute = [True]
+    grid.change = lambda node, reply: None if node == mute and is_mute[0] else reply
+    clock, told = strategies.time, []
+    for _, event in strategy.rounds(grid, strategy.first()):
+        told.append(event)
+        if isinstance(event, Round) and event.round == 5:
+            assert clock.now < 60, "of the ten minutes that a round may take"
+            clock.now += 601  # the rounds have taken as long as a node may take to say who it is
+        if isinstance(event, Round) and event.round == 6:
+            is_mute[0] = False
+            clock.now += 601
+    assert [len(event.participants) for event in rounds(told)] == [3] * 6 + [4] * 2
+    assert sum("it did not say who it is within 600 seconds" in note for note in notes(told)) == 1
+
+
+def test_a_node_that_was_left_out_is_asked_again_and_may_have_mended_it(tmp_path):
+    strategy, grid = federation(tmp_path, nodes=3, clients=4)
+    node = grid.join(3, path=str(tmp_path / "nowhere"))
+    told = []
+    for _, event in strategy.rounds(grid, strategy.first()):
+        told.append(event)
+        if isinstance(event, Round):
+            strategies.time.now += 6  # longer than federation.timeout
+        if isinstance(event, Round) and event.round == 2:
+            grid.join(3, node=node)
+    assert [event.participants for event in rounds(told)] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3]]
+    assert sum("does not exist" in note for note in notes(told)) == 1, "said once"
+
+
+def test_who_says_it_has_most_test_samples_is_named_and_the_log_has_the_median(tmp_path):
+    strategy, grid = federation(tmp_path, nodes=4)
+    node = grid.join(3)
+
+    def boast(who, reply):
+        if who == node and is_hello(reply):
+            return with_metric(reply, test=10**6)
+        return (
+            with_metric(reply, **{"received-right": 10**6}) if who == node and "metrics" in reply.content else reply
+        )
+
+    grid.change = boast
+    _, events = carry_out(strategy, grid)
+    assert (
+        sum("client-003 (client 3) says that it has 100.0% of all test samples" in note for note in notes(events))
+        == 1
+    )
+    last = rounds(events)[-1]
+    own = sorted(right / n for right, n in zip(last.received.right, last.received.samples, strict=True))
+    assert f"(median of the clients {(own[1] + own[2]) / 2:.1%})" in sentence(last, 3)
+
+
+# --- what classes are called
+
+
+def folders_of(tmp_path, known, each):
+    """Folders of two-dimensional samples, as `cwfed data export` writes them, with the classes' own names."""
+    rng = np.random.default_rng(0)
+    for client, names in enumerate(each):
+        labels = np.repeat(np.arange(len(names)), 20)
+        corners = np.array([known.index(name) for name in names])[labels]
+        inputs = (4 * np.eye(len(known))[corners] + 0.3 * rng.normal(size=(len(labels), len(known)))).astype("f4")
+        write(Dataset("corners", inputs, labels, names), tmp_path / "data" / f"client-{client:03d}")
+
+
+def of_corners(tmp_path, known, each, **section):
+    chosen = config("train.rounds=5", "train.lr=0.3", "train.batch_size=5", "algorithm.name=fedavg")
+    strategy, grid = federation(tmp_path, chosen, nodes=1, clients=4, shape=str(len(known)), **section)
+    folders_of(tmp_path, known, each)
+    for client in range(len(each)):
+        grid.join(client)
+    return strategy, grid
+
+
+def test_nodes_with_other_classes_are_left_out_by_name(tmp_path):
+    """Of three folders with five of ten classes each, only two name the same things."""
+    digits = [f"digit{k}" for k in range(10)]
+    each = [tuple(digits[:5]), tuple(digits[3:8]), tuple(digits[:5])]
+    strategy, grid = of_corners(tmp_path, digits, each, classes=5)
+    _, events = carry_out(strategy, grid)
+    assert any(
+        "client-001 was left out: its class 0 is 'digit3', the federation's 'digit0'" in note
+        for note in notes(events)
+    )
+    assert rounds(events)[-1].received.clients == [0, 1]
+    assert strategy.members.names == ["client-000", "client-002"]
+
+
+def test_with_a_list_of_the_classes_a_node_may_have_some_of_them_in_any_order(tmp_path):
+    digits = [f"digit{k}" for k in range(10)]
+    each = [tuple(digits[:5]), tuple(digits[3:8]), tuple(reversed(digits[5:])), ("digit1", "other")]
+    strategy, grid = of_corners(tmp_path, [*digits, "other"], each, classes=10, class_names=digits)
+    reached, events = carry_out(strategy, grid)
+    assert any("the class 'other', which is none of the federation's" in note for note in notes(events))
+    last = rounds(events)[-1]
+    assert last.received.clients == [0, 1, 2]
+    assert last.received.accuracy > 0.9, "one model for all, and each output means the same everywhere"
+    folder = tmp_path / "state" / "client-002" / reached.peers["run"]
+    assert cwfed.load_model(folder, client=2).class_names == tuple(digits)
+
+
+def test_words_that_are_numbered_otherwise_are_refused(tmp_path):
+    strategy, grid = federation(tmp_path, nodes=3)
+    node = grid.join(3)
+    grid.change = lambda who, reply: with_hello(reply, words="abc") if who == node else reply
+    said = strategy.gather(grid)
+    assert "client-003 was left out: its words are others than the federation's, or in another order" in said
+
+
+# --- data that change
+
+
+def test_a_node_whose_data_grow_says_so_and_stays(tmp_path):
+    strategy, grid = federation(tmp_path)
+    told = []
+    for _, event in strategy.rounds(grid, strategy.first()):
+        told.append(event)
+        if isinstance(event, Round) and event.round == 1:
+            before = strategy.members.hellos[BAD]
+            folder = tmp_path / "data" / f"client-{BAD:03d}"
+            data = load(SourceSpec("arrays", str(folder)))
+            shutil.rmtree(folder)
+            more = np.concatenate([np.arange(len(data.labels)), np.arange(40)])
+            write(Dataset(data.name, data.inputs[more], data.labels[more], data.class_names), folder)
+    after = strategy.members.hellos[BAD]
+    assert after.samples != before.samples
+    assert all(event.participants == [0, 1, 2, 3] and not event.refused for event in rounds(told))
+    assert rounds(told)[-1].received.samples[BAD] == after.test
+    changed = f"the data of client-002 (client 2) have changed: {after.samples:,} samples"
+    assert sum(changed in note for note in notes(told)) == 1
+
+
+def test_what_a_node_says_of_changed_data_must_be_possible_as_well(tmp_path):
+    strategy, grid = federation(tmp_path)
+
+    def lie(node, reply):
+        if not is_training(reply, grid):
+            return reply
+        hello = next(m for m in told if is_hello(m) and m.content["hello"]["name"] == f"client-{BAD:03d}")
+        reply.content["hello"] = hello.content["hello"]
+        return with_metric(reply, samples=10**12, test=1, validation=1)
+
+    told = []
+    grid.change = lambda node, reply: told.append(reply) or lie(node, reply)
+    _, events = carry_out(strategy, grid)
+    assert "guard.most_samples" in rounds(events)[1].refused[str(BAD)]
+    assert strategy.members.hellos[BAD].samples < 1000

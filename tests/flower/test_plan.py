@@ -52,6 +52,14 @@ def test_a_plan_survives_being_written_down():
     assert all(isinstance(value, str | int | float | bool) for value in plan.table().values()), "as Flower wants it"
 
 
+def test_names_of_classes_arrive_as_they_are():
+    names = ["cat", "Käse", "\U0001f600", 'a "b"', "[x]", "a\\b", "1", "'", "#", "é"]
+    plan = Plan.of(TABLE | {"federation.class_names": json.dumps(names, ensure_ascii=False)})
+    assert plan.federation.class_names == names
+    assert Plan.of(plan.table()) == plan
+    assert Plan.of(TABLE).fingerprint != plan.fingerprint
+
+
 def test_a_plan_has_room_for_twice_its_nodes():
     assert Plan.of(TABLE | {"federation.nodes": 3}).clients == 6
     assert Plan.of(TABLE | {"federation.nodes": 3, "federation.clients": 50}).clients == 50
@@ -62,6 +70,7 @@ def test_a_plan_has_room_for_twice_its_nodes():
     [
         ({"federation.shape": "big"}, 'federation.shape = "big" must look like 3x32x32'),
         ({"federation.classes": 1}, "federation.classes = 1 is not possible"),
+        ({"federation.class_names": '["a", "b"]'}, r"class_names = .* it must have 10 different names"),
         ({"federation.nods": 1}, "unknown setting federation.nods"),
         ({"train.round": 1}, "unknown setting train.round: did you mean"),
         ({"algorithm.name": "fedavgg"}, "unknown algorithm 'fedavgg'"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +14,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
-from cwfed.flower import PersonalisedStrategy, wire
+from cwfed.errors import RunError
+from cwfed.events import Round, Started
+from cwfed.flower import PersonalisedStrategy, Plan, wire
 from cwfed.flower.members import Hello
 from cwfed.flower.replies import read_score
+from cwfed.folder import RunFolder
 from cwfed.guard import is_finite
+from cwfed.rounds import Progress
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, plan_of
 from tests.fuzz.base import SMALLER, World, target
@@ -24,6 +32,15 @@ from tests.fuzz.cases import MUTATIONS, NAMES, mutate
 NUMBERS = st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=True, allow_infinity=True))
 VALUES = st.one_of(NUMBERS, st.lists(st.integers(-5, 5), max_size=3), st.lists(st.floats(-5, 5), max_size=3))
 TEXTS = st.one_of(VALUES, st.booleans(), NAMES, st.binary(max_size=20))
+EXTREMES: st.SearchStrategy[Any] = st.sampled_from(
+    [1.7e308, -1.7e308, 1e100, 3e38, 5e-324, float("nan"), float("inf"), 2**62, 2**63, 10**400, -1, 0, 1, 10**9, 10**15, True, "", "\u00b2", "\u0664", " \n", "0" * 99,
+     "\x1b[2J", "\ud800", "x" * 5000, b"", b"\0" * 9, [], [1.5], [float("nan")], [1.7e308] * 10, [0] * 10, [1] * 10, [2**62] * 10, ["x"] * 10, [""], [True], [b"x"]]
+)  # fmt: skip
+FIELDS = {
+    "text": ["name", "version", "classes", "shape", "vocabulary", "model", "words", "class_names", "histogram"],
+    "metric": ["samples", "test", "validation", "loss", "penalty"]
+    + [f"{phase}-{what}" for phase in ("received", "trained") for what in ("right", "loss", "validation")],
+}
 SHAPES = st.lists(st.integers(-1, 10**9), max_size=4).map(tuple)
 
 CHANGES = st.one_of(
@@ -35,6 +52,17 @@ CHANGES = st.one_of(
     st.tuples(st.just("record"), st.sampled_from(["model", "beside", "metrics", "problem", "hello"]), NAMES),
     st.tuples(st.just("text"), NAMES, TEXTS),
 )
+
+
+LIES = st.one_of(
+    CHANGES,
+    *(st.tuples(st.just(kind), st.sampled_from(names), EXTREMES | TEXTS) for kind, names in FIELDS.items()),
+    st.tuples(st.just("error"), st.integers(-1, 9), NAMES | st.sampled_from([None, " ", "\n", "\0", "a\n \n"])),
+    st.tuples(st.just("problem"), st.just("reason"), EXTREMES | TEXTS),
+    st.tuples(st.sampled_from(["drop", "news"]), st.sampled_from(["hello", "metrics", "model"]), st.none()),
+    st.tuples(st.sampled_from(["malformed", "forged"]), st.just(""), st.none()),
+)
+"""What a hostile node does to its answers."""
 
 
 class Office:
@@ -69,7 +97,7 @@ def office(world: World) -> Office:
     return _OFFICES[id(world)]
 
 
-def changed(content: RecordDict, changes: list[tuple[str, str, Any]], model: str) -> RecordDict:
+def changed(content: RecordDict, changes: list[tuple[str, Any, Any]], model: str, texts: str = "told") -> RecordDict:
     """A message's content with changes that Flower's own types allow."""
     records: dict[str, Any] = {
         name: type(record)(dict(record))
@@ -87,8 +115,12 @@ def changed(content: RecordDict, changes: list[tuple[str, str, Any]], model: str
                 records[model][name] = Array(dtype, shape, stype, data)
             elif kind == "record":
                 records[value or "x"] = records.pop(name)
-            else:
-                records.setdefault("told", ConfigRecord())[name] = value
+            elif kind == "drop":
+                del records[name]
+            elif kind == "problem":
+                records[kind] = ConfigRecord({name: value})
+            elif kind == "text":
+                records.setdefault(texts, ConfigRecord())[name] = value
         except (KeyError, TypeError, ValueError):
             continue  # Flower does not let such a message be made, or an earlier change took the place away
     return RecordDict(records)
@@ -126,16 +158,21 @@ def downloads(world: World, changes: list[tuple[str, str, Any]]) -> None:
     assert "model" in reply.content
 
 
-@target(
-    st.dictionaries(
-        st.sampled_from(["name", "version", "classes", "shape", "vocabulary", "model", "histogram"]), TEXTS
-    )
-)
+@target(st.dictionaries(st.sampled_from(FIELDS["text"]), EXTREMES | TEXTS))
 def hellos(world: World, lies: dict[str, Any]) -> None:
     """What a node may say of itself."""
     here = office(world)
-    honest = {"name": "a", "version": "1", "classes": 10, "shape": "1x8x8", "vocabulary": 0, "model": "x"}
-    hello = Hello.read(99, honest | lies, {"samples": 3, "test": 1, "validation": 0})
+    honest = {
+        "name": "a",
+        "version": "1",
+        "classes": 10,
+        "shape": "1x8x8",
+        "vocabulary": 0,
+        "model": "x",
+        "words": "",
+    }
+    honest["class_names"] = [str(k) for k in range(10)]
+    hello = Hello.read(99, honest | lies, {"samples": 10, "test": 1, "validation": 0})
     members = deepcopy(here.strategy.members)
     (said,) = members.welcome([hello], [])
     assert "was left out" in said or "joined" in said
@@ -155,3 +192,95 @@ def measurements(world: World, values: dict[str, Any]) -> None:
         return
     content = RecordDict({"metrics": MetricRecord({**here.replies[0].content["metrics"], **record})})
     read_score(here.strategy.members.hellos[0], "trained", content)
+
+
+# --- the whole loop
+
+
+class Named(PersonalisedStrategy):
+    """A federation that is called the same every time, so that honest nodes answer the same and need not compute again."""
+
+    def first(self) -> Progress:
+        return replace(super().first(), peers={"run": "0" * 16})
+
+
+class Hostile(Loopback):
+    """Two honest nodes, and two that change whatever they send. What a node answers to the same message is the same."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        super().__init__(plan, folder)
+        self.honest = self.app
+        self.answers: dict[tuple[int, str, str], Message] = {}
+        self.lies: dict[str, list[tuple[str, Any, Any]]] = {}
+        self.bad = {self.join(client, histogram=client == 3) for client in range(4)} - {self.join(0), self.join(1)}
+        self.app = self._answer
+
+    def begin(self, lies: dict[str, list[tuple[str, Any, Any]]]) -> None:
+        self.lies, self.told, self._answers = lies, [], {}
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        kind, node = message.metadata.message_type, context.node_id
+        asked = node, kind, message.content.object_id
+        if asked not in self.answers:
+            self.answers[asked] = self.honest(message, context)
+        content = deepcopy(self.answers[asked].content)
+        lies = self.lies.get(kind, []) if node in self.bad else []
+        if any(lie == "news" for lie, *_ in lies):
+            hello = self.answers[node, "query", RecordDict().object_id].content
+            content["hello"] = deepcopy(hello["hello"])
+            content["metrics"] = MetricRecord({**content["metrics"], **hello["metrics"]})
+        for lie, code, reason in lies:
+            if lie == "error":
+                return Message(Error(code, reason), reply_to=message)
+        return Message(changed(content, lies, "model", "hello"), reply_to=message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = super().pull_messages(message_ids)
+        for reply in replies:
+            node, kind = reply.metadata.src_node_id, self.told[int(reply.metadata.reply_to_message_id)].metadata
+            for lie, *_ in self.lies.get(kind.message_type, []) if node in self.bad else []:
+                if lie == "malformed":
+                    raise ValueError("Flower cannot unpack it")
+                if lie == "forged":
+                    reply.metadata.__dict__["_src_node_id"] = next(iter(self.nodes.keys() - self.bad))
+        return replies
+
+
+@cache
+def _hostile(folder: Path) -> Hostile:
+    """One for all cases of a world."""
+    plan = plan_of(small("run.engine=loop", "data.clients=4", "data.samples=200"), 2, clients=5, keep="never")
+    return Hostile(plan, folder)
+
+
+@target(
+    st.dictionaries(st.sampled_from(["query", "train", "evaluate"]), st.lists(LIES, min_size=1, max_size=3)), cost=10
+)
+def federations(world: World, lies: dict[str, list[tuple[str, Any, Any]]]) -> None:
+    """Hello, training, evaluation, event, checkpoint, restart, summary: two liars do not stop two honest nodes."""
+    grid, out = _hostile(world.folder / "hostile"), world.fresh() / "server"
+    grid.begin(lies)
+    is_about_numbers = any(kind in ("bytes", "tensor") for told in lies.values() for kind, *_ in told)
+    for rounds in (1, 2):  # the second one resumes from the first one's checkpoint
+        train = grid.plan.config.train.model_copy(update={"rounds": rounds})
+        plan = replace(grid.plan, config=grid.plan.config.model_copy(update={"train": train}))
+        try:
+            Named(plan).start(grid, out=out)
+        except RunError:
+            assert is_about_numbers, "only an update that passes the guard can spoil what the honest ones get"
+            raise
+    events = RunFolder(out).events()
+    rounds_done = [event for event in events if isinstance(event, Round)]
+    assert [event.round for event in rounds_done] == [1, 2]
+    honest = {grid.nodes[node].node_config["name"] for node in grid.nodes.keys() - grid.bad}
+    for event in rounds_done:
+        assert len(event.participants) >= 2
+        assert event.received is not None
+        assert 0 <= event.received.accuracy <= 1
+        assert all(0 < len(reason) <= 350 and reason.isprintable() for reason in event.refused.values())
+    names = RunFolder(out).checkpoints.newest()[0]["peers"]["names"]
+    assert honest <= set(names), "the honest ones are in"
+    assert all(isinstance(event, Round | Started) or event.message.isprintable() for event in events)
+    assert RunFolder(out).summary()["rounds"] == 2
+    if refused := [reason for event in rounds_done for reason in event.refused.values()]:
+        raise wire.BadMessage(refused[0])

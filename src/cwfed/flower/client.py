@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,15 +35,21 @@ from cwfed.engine import Candidate, Loop, Score, Visit, find_device
 from cwfed.errors import ConfigError, CwfedError, plain
 from cwfed.experiment import Blueprint, deal
 from cwfed.flower import wire
-from cwfed.flower.plan import Plan, describe_model
+from cwfed.flower.members import SIZES, number_of
+from cwfed.flower.plan import Plan, describe_model, short_hash
 from cwfed.folder import RunFolder
 from cwfed.rounds import one_compute_thread
 from cwfed.types import Download, Params
 
 log = logging.getLogger("cwfed.flower")
 
-KEPT = 3
-"""A client keeps its state of so many rounds: a server that was restarted may ask for the last one again."""
+KEPT = 4
+"""A client keeps its state of so many rounds: the one that the server has not said yet whether it was good, and a few before it,
+since a server that was restarted may ask for them again."""
+
+
+RUN = re.compile("[0-9a-f]{16}")
+"""What the server calls a federation."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,11 @@ class Site:
 
 
 class Worker:
-    """The work of clients whose data are here: one on a node, many in a simulation."""
+    """The work of clients whose data are here: one on a node, many in a simulation.
+
+    What a client trained is only its own when the server has taken it: until then the next round begins where the last
+    good one ended (`accepted`, 0 before the first), as for a client of the simulator whose update is refused or lost.
+    """
 
     def __init__(self, blueprint: Blueprint, federation: Federation, state: Callable[[int], Path | None]) -> None:
         self.blueprint, self.algorithm, self.federation = blueprint, blueprint.algorithm, federation
@@ -67,9 +78,9 @@ class Worker:
         self._state = state
         self._loop = Loop(blueprint.job(federation, find_device(blueprint.config.run.device)))
 
-    def train(self, client: int, round_: int, got: Download, measure: bool) -> RecordDict:
+    def train(self, client: int, round_: int, accepted: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""
-        visit = self._visit(client, got, before=round_)
+        visit = self._visit(client, got, accepted)
         out = {n: torch.empty(1, *t.shape, dtype=t.dtype) for n, t in self.blueprint.initial.items()}
         (visited,) = self._loop.visit(round_, None, [visit], out)
         trained = {name: stack[0] for name, stack in out.items()}
@@ -81,7 +92,7 @@ class Worker:
                 f"the training diverged in round {round_}: lower train.lr (or the weight of the penalty)"
             )
         if keep:
-            self._checkpoints(client).save(round_, {"round": round_, "kept": keep})
+            self._checkpoints(client).save(round_, {"round": round_, "kept": keep}, after=accepted)
         metrics: dict[str, Any] = {"samples": len(self.federation.shards[client].train)}
         metrics |= {"loss": visited.loss, "penalty": visited.penalty}
         if measure and not self.blueprint.is_tuned:
@@ -99,12 +110,14 @@ class Worker:
         dial, seed = self.blueprint.config.privacy.dial(), self.blueprint.config.run.seed
         return model if dial.norms == "exact" else dial.turn(model, self.blueprint.task, seed, round_, client)
 
-    def evaluate(self, client: int, round_: int, got: Download, kept_too: bool, keep: bool) -> RecordDict:
+    def evaluate(
+        self, client: int, round_: int, accepted: int, got: Download, kept_too: bool, keep: bool
+    ) -> RecordDict:
         """How good the model is that the server handed out after a round, and the client's own where it is asked for."""
-        visit, number = self._visit(client, got, before=round_ + 1), round_ + 1
+        visit, number = self._visit(client, got, accepted), round_ + 1
         metrics = self._measure("received", Candidate(visit), number)
-        own = visit.own is not None and self.blueprint.has_own_models
-        trained = self.algorithm.shown(visit.own) if visit.own is not None and own else None
+        has_own = self.blueprint.has_own_models and visit.own is not None
+        trained = self.algorithm.shown(visit.own) if has_own and visit.own is not None else None
         if self.blueprint.is_tuned:
             metrics |= self._measure("trained", Candidate(visit, is_tuned=True), number)
         elif kept_too and trained is not None:
@@ -131,12 +144,12 @@ class Worker:
             )
         return Checkpoints(folder, KEPT)
 
-    def _visit(self, client: int, got: Download, before: int) -> Visit:
-        """The client with what it kept as it was before a round."""
+    def _visit(self, client: int, got: Download, accepted: int) -> Visit:
+        """The client with what it kept after the last round in which its update was good."""
         kept: Params = {}
         keeps_any = self.blueprint.kept_names or self.blueprint.local_statistics
         if keeps_any or self.blueprint.config.train.keep_optimizer:
-            tree, complaints = self._checkpoints(client).newest(before=before)
+            tree, complaints = self._checkpoints(client).newest(before=accepted + 1)
             for complaint in complaints:
                 log.warning("%s: an older state is used", complaint)
             kept = tree["kept"] if tree else {}
@@ -169,6 +182,10 @@ class Worker:
         folder.save_models(iter([(client, model)]))
 
 
+WorkerOf: TypeAlias = Callable[[int, str], Worker]
+"""(client, federation) -> who does its work."""
+
+
 def score_to(phase: str, score: Score) -> dict[str, Any]:
     """A score as metrics of a message."""
     loss = score.test_loss if math.isfinite(score.test_loss) else -1.0  # beyond all bounds
@@ -196,14 +213,21 @@ def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) 
         "vocabulary": federation.shape.vocabulary,
         "model": describe_model(worker.blueprint),
     }
+    hello["class_names"] = list(federation.data.class_names)
+    hello["words"] = short_hash(federation.data.words) if federation.data.words else ""
     if tell_histogram:
         hello["histogram"] = [int(n) for n in federation.class_counts(client)]
-    sizes: dict[str, Any] = {
-        "samples": len(shard.train),
-        "test": len(shard.test),
-        "validation": len(shard.validation),
-    }
+    sizes: dict[str, Any] = dict(zip(SIZES, (len(shard.train), len(shard.test), len(shard.validation)), strict=True))
     return RecordDict({"hello": ConfigRecord(hello), "metrics": MetricRecord(sizes)})
+
+
+def with_news(content: RecordDict, told: ConfigRecord, now: RecordDict) -> RecordDict:
+    """An answer, with what the node says of itself where its data are no longer those that the server knows of."""
+    sizes = now.metric_records["metrics"]
+    if any(told.get(name) != sizes[name] for name in SIZES):
+        content["hello"] = now.config_records["hello"]
+        content.metric_records["metrics"].update(sizes)
+    return content
 
 
 def client_app(
@@ -215,7 +239,7 @@ def client_app(
     data="imagefolder" or another kind of source, state="/var/lib/cwfed"). `mods` see the training messages.
     """
 
-    def worker_of(context: Context) -> tuple[Site, Callable[[int], Worker]]:
+    def worker_of(context: Context) -> tuple[Site, WorkerOf]:
         agreed = plan or Plan.of(context.run_config)
         site = data(context) if data else site_of(context, agreed)
         return site, partial(_node_worker, agreed, site)
@@ -223,13 +247,11 @@ def client_app(
     return make_app(worker_of, mods)
 
 
-def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]], mods: Sequence[Mod]) -> ClientApp:
+def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequence[Mod]) -> ClientApp:
     """The app that answers the three messages with the workers that it is given."""
     app = ClientApp()
 
-    def answer(
-        message: Message, context: Context, work: Callable[[Site, Callable[[int], Worker]], RecordDict]
-    ) -> Message:
+    def answer(message: Message, context: Context, work: Callable[[Site, WorkerOf], RecordDict]) -> Message:
         """An error the user can mend goes to the server as a sentence, not as a traceback."""
         try:
             with one_compute_thread():
@@ -241,32 +263,37 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        def work(site: Site, worker: Callable[[int], Worker]) -> RecordDict:
+        def work(site: Site, worker: WorkerOf) -> RecordDict:
             told = message.content.config_records.get("told")
             if told and told.get("refused"):
                 log.error("%s was left out of the federation: %s", site.name, plain(str(told["refused"])))
-            number = int(str(site.name)) if str(site.name).isdigit() else 0
-            return describe(site.name, worker(number), number, site.tell_histogram)
+            number = number_of(str(site.name)) or 0
+            return describe(site.name, worker(number, ""), number, site.tell_histogram)
 
         return answer(message, context, work)
 
     @app.train(mods=[past_the_mods, clip_if_told, *mods, stop_at_problems])
     def train(message: Message, context: Context) -> Message:
-        def work(site: Site, worker: Callable[[int], Worker]) -> RecordDict:
-            client, round_, told = _told(message.content)
-            here = worker(client)
+        def work(site: Site, worker: WorkerOf) -> RecordDict:
+            task = Task.read(message.content)
+            here = worker(task.client, task.run)
             got = wire.download_from(message.content, here.forms)
-            return here.train(client, round_, got, bool(told["measure"]))
+            content = here.train(task.client, task.round, task.accepted, got, bool(task.told["measure"]))
+            return with_news(content, task.told, describe(site.name, here, task.client, site.tell_histogram))
 
         return answer(message, context, work)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        def work(site: Site, worker: Callable[[int], Worker]) -> RecordDict:
-            client, round_, told = _told(message.content)
-            here = worker(client)
+        def work(site: Site, worker: WorkerOf) -> RecordDict:
+            task = Task.read(message.content)
+            here = worker(task.client, task.run)
             got = wire.download_from(message.content, here.forms)
-            return here.evaluate(client, round_, got, bool(told["kept"]), bool(told["keep"]))
+            told = task.told
+            content = here.evaluate(
+                task.client, task.round, task.accepted, got, bool(told["kept"]), bool(told["keep"])
+            )
+            return with_news(content, told, describe(site.name, here, task.client, site.tell_histogram))
 
         return answer(message, context, work)
 
@@ -304,17 +331,46 @@ def clip_if_told(message: Message, context: Context, call_next: ClientAppCallabl
     return call_next(message, context)
 
 
-def _told(content: RecordDict) -> tuple[int, int, ConfigRecord]:
-    told = wire.texts(content, "told")
-    client, round_ = told.get("client"), told.get("round")
-    if not isinstance(client, int) or not isinstance(round_, int):
-        raise wire.BadMessage("the message does not say which client and round it is for")
-    return client, round_, told
+@dataclass(frozen=True)
+class Task:
+    """What a node is told to do: for which client, of which federation, in which round."""
+
+    client: int
+    round: int
+    accepted: int
+    """The last round in which the client's update was good."""
+    run: str
+    told: ConfigRecord
+
+    @classmethod
+    def read(cls, content: RecordDict) -> Task:
+        """From a message. A node does not trust the server, either: a run is named by digits, never by a path."""
+        told = wire.texts(content, "told")
+        client, round_, accepted, run = (told.get(name) for name in ("client", "round", "accepted", "run"))
+        if not (isinstance(client, int) and isinstance(round_, int) and isinstance(accepted, int)):
+            raise wire.BadMessage("the message does not say which client and round it is for")
+        if min(client, round_, accepted) < 0 or max(client, round_, accepted) >= 2**31:
+            raise wire.BadMessage("the message is for a client or round that cannot be")
+        if not isinstance(run, str) or not RUN.fullmatch(run):
+            raise wire.BadMessage("the message does not say which federation it belongs to")
+        return cls(client, round_, accepted, run, told)
 
 
-def _node_worker(plan: Plan, site: Site, client: int) -> Worker:
+def in_order(data: Dataset, names: Sequence[str]) -> Dataset:
+    """The same data with their classes in this order, of which they may have some."""
+    if not names or data.class_names == tuple(names):
+        return data
+    if unknown := [name for name in data.class_names if name not in names]:
+        raise ConfigError(
+            f"these data have the class {unknown[0]!r}, which is none of the federation's (federation.class_names)"
+        )
+    order = np.array([names.index(name) for name in data.class_names], dtype=np.int64)
+    return replace(data, labels=order[data.labels], class_names=tuple(names), digest="")
+
+
+def _node_worker(plan: Plan, site: Site, client: int, run: str = "") -> Worker:
     """A node has one client's data, split by the client's name where they do not come split."""
-    config, data = plan.config, site.data
+    config, data = plan.config, in_order(site.data, plan.federation.class_names)
     seed, validation = config.split_seed, config.data.validation
     number = zlib.crc32(site.name.encode())
     if data.fixed_split is None:
@@ -327,8 +383,8 @@ def _node_worker(plan: Plan, site: Site, client: int) -> Worker:
     blueprint = Blueprint(config, federation.shape, data.classes, plan.clients)
     if held_out := blueprint.algorithm.held_out():
         federation = federation.with_holdout(held_out, seed)
-    blueprint.check(federation)
-    folder = site.state / plan.fingerprint if site.state else None
+    blueprint.check(federation, is_whole=False)
+    folder = site.state / run if site.state and run else None
     return Worker(blueprint, federation, lambda _: folder)
 
 

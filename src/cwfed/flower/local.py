@@ -96,6 +96,7 @@ class LocalFederation:
             {
                 "shape": "x".join(map(str, shape.dims)),
                 "classes": shares.data.classes,
+                "class_names": list(shares.data.class_names),
                 "vocabulary": shape.vocabulary,
                 "nodes": nodes,
                 "pin": True,

@@ -7,13 +7,17 @@ stays with its name for ever, also over restarts of the server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import cwfed
 from cwfed.flower.plan import Plan, describe_model
-from cwfed.flower.wire import BadMessage
+from cwfed.flower.wire import BadMessage, said
+
+SIZES = ("samples", "test", "validation")
+"""How many training, test and validation samples a node has."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +31,39 @@ class Hello:
     shape: str
     vocabulary: int
     model: str
+    words: str
+    """A short hash of its words, in their order; "" where the data are no text."""
     samples: int
     test: int
     validation: int
+    class_names: tuple[str, ...] = ()
     histogram: tuple[float, ...] = ()
 
     @classmethod
-    def read(cls, node: int, told: dict[str, Any], sizes: dict[str, Any]) -> Hello:
+    def read(cls, node: int, told: Mapping[str, Any], sizes: Mapping[str, Any]) -> Hello:
         """A node's answer; what is not of its kind is refused."""
-        kinds = {"name": str, "version": str, "classes": int, "shape": str, "vocabulary": int, "model": str}
+        kinds = {
+            "name": str, "version": str, "classes": int, "shape": str, "vocabulary": int, "model": str, "words": str,
+            "class_names": list,
+        }  # fmt: skip
         for key, kind in kinds.items():
-            if not isinstance(told.get(key), kind):
+            if not isinstance(told.get(key), kind) or isinstance(told[key], bool):
                 raise BadMessage(f"it does not say its {key}")
-        counts = told.get("histogram", [])
-        histogram = tuple(float(n) for n in counts) if isinstance(counts, list) else ()
-        if any(not 0 <= n < 1e12 for n in histogram) or (histogram and not any(histogram)):
-            raise BadMessage("its label histogram must have numbers from 0 on, not all of them 0")
+        facts = {key: told[key] for key in kinds} | {key: sizes[key] for key in SIZES}
         if not 0 < len(told["name"]) <= 100 or not told["name"].isprintable():
             raise BadMessage("its name must have 1 to 100 printable characters")
-        facts = {key: told[key] for key in kinds} | {key: sizes[key] for key in ("samples", "test", "validation")}
-        return cls(node=node, histogram=histogram, **facts)
+        names, counts = told["class_names"], told.get("histogram", [])
+        if not all(isinstance(n, str) and len(n) <= 100 for n in names):
+            raise BadMessage("the names of its classes must be texts of at most 100 characters")
+        if not isinstance(counts, list) or not all(type(n) is int and n >= 0 for n in counts):
+            raise BadMessage("its label histogram must have whole numbers from 0 on")
+        if counts and sum(counts) != sizes["samples"]:
+            raise BadMessage(f"its label histogram has {sum(counts)} samples, it says {sizes['samples']}")
+        return cls(node=node, **facts | {"class_names": tuple(names), "histogram": tuple(map(float, counts))})
 
     def misfit(self, plan: Plan) -> str:
         """Why this node cannot take part; "" where it can."""
-        ours = plan.federation
+        ours, most = plan.federation, plan.config.guard.most_samples
         facts = {
             "cwfed of version": (self.version, cwfed.__version__),
             "classes:": (self.classes, ours.classes),
@@ -60,10 +73,27 @@ class Hello:
         }
         for what, (theirs, wanted) in facts.items():
             if theirs != wanted:
-                return f"it has {what} {theirs}, the federation {wanted}"
+                return f"it has {what} {said(theirs, 50)}, the federation {wanted}"
+        if len(self.class_names) != ours.classes:
+            return f"it has names for {len(self.class_names)} classes, and there are {ours.classes}"
+        for what in SIZES:
+            if getattr(self, what) > most:
+                return (
+                    f"it says that it has {getattr(self, what):,} {what} samples, and guard.most_samples = {most:,}"
+                )
         if self.histogram and len(self.histogram) != ours.classes:
             return f"its label histogram has {len(self.histogram)} numbers, there are {ours.classes} classes"
         return "" if self.samples else "it has no training samples"
+
+    @property
+    def meanings(self) -> tuple[tuple[str, ...], str]:
+        """What its labels and its tokens stand for: the same for all, or they train different things into one model."""
+        return self.class_names, self.words
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many samples it has."""
+        return {name: getattr(self, name) for name in SIZES}
 
 
 @dataclass
@@ -74,16 +104,31 @@ class Members:
     names: list[str] = field(default_factory=list)
     """By number; saved with every checkpoint."""
     keys: list[str] = field(default_factory=list)
-    """By number, the node that used the name first, where names are pinned to nodes (as text: ids have 64 bits)."""
+    """By number, a hash of the key of the node that used the name first; without keys (and of earlier versions) its id."""
+    agreed: tuple[tuple[str, ...], str] | None = None
+    """What classes and words are called, saved as well: as the plan says, or as most of the first nodes say."""
+    public_keys: dict[int, str] = field(default_factory=dict)
+    """By node, a hash of its key; those of a simulation have none, and another id in every run."""
     hellos: dict[int, Hello] = field(default_factory=dict)
     """By number, what the client's present node said."""
     refused: dict[int, str] = field(default_factory=dict)
     """By node, why it was left out."""
 
+    def to_tree(self) -> dict[str, Any]:
+        """What a checkpoint remembers."""
+        agreed = {"class_names": list(self.agreed[0]), "words": self.agreed[1]} if self.agreed else None
+        return {"names": self.names, "keys": self.keys, "agreed": agreed}
+
+    def from_tree(self, tree: Mapping[str, Any]) -> None:
+        """Remember it; checkpoints of earlier versions did not compare what classes are called."""
+        self.names, self.keys = list(tree.get("names", [])), list(tree.get("keys", []))
+        agreed = tree.get("agreed")
+        self.agreed = (tuple(agreed["class_names"]), agreed["words"]) if agreed else None
+
     @property
-    def asked(self) -> set[int]:
-        """Nodes that need not be asked again."""
-        return {hello.node for hello in self.hellos.values()} | self.refused.keys()
+    def nodes(self) -> set[int]:
+        """The nodes that the clients are on."""
+        return {hello.node for hello in self.hellos.values()}
 
     def here(self, nodes: Iterable[int]) -> list[int]:
         """The clients whose node is connected."""
@@ -97,18 +142,24 @@ class Members:
     def welcome(self, hellos: Iterable[Hello], connected: Iterable[int]) -> list[str]:
         """Let nodes in or leave them out; what happened, in sentences."""
         online = set(connected)
-        return [self._welcome(hello, online) for hello in sorted(hellos, key=lambda h: natural(h.name))]
+        ordered = sorted(hellos, key=lambda h: natural(h.name))
+        if self.agreed is None:
+            said = Counter(h.meanings for h in ordered if not h.misfit(self.plan) and not self._misunderstanding(h))
+            self.agreed = said.most_common(1)[0][0] if said else None
+        return [self._welcome(hello, online) for hello in ordered]
 
     def _welcome(self, hello: Hello, online: set[int]) -> str:
-        problem = hello.misfit(self.plan)
+        problem = hello.misfit(self.plan) or self._misunderstanding(hello)
         known = hello.name in self.names
         client = self.names.index(hello.name) if known else len(self.names)
         present = self.hellos.get(client) if known else None
+        key = self.public_keys.get(hello.node, str(hello.node))
+        is_pinned = self.plan.federation.pin and self.public_keys
+        if not problem and known and is_pinned and self.keys[client] not in (key, str(hello.node)):
+            problem = "the name belongs to a node with another key (federation.pin)"
         if not problem and present and present.node != hello.node and present.node in online:
             # asked again next time: Flower takes a while to notice that a node is gone
             return f"{hello.name} has to wait: another node that seems to be connected has this name"
-        if not problem and known and self.plan.federation.pin and self.keys[client] != str(hello.node):
-            problem = "the name belongs to a node with another key"
         if not problem and client >= self.plan.clients:
             problem = f"federation.clients = {self.plan.clients} clients have joined already"
         if problem:
@@ -116,11 +167,38 @@ class Members:
             return f"{hello.name} was left out: {problem}"
         if not known:
             self.names.append(hello.name)
-            self.keys.append(str(hello.node))
+            self.keys.append(key)
+        self.refused.pop(hello.node, None)
         self.hellos[client] = hello
         return f"{hello.name} {'came back' if known else 'joined'} as client {client}"
+
+    def _misunderstanding(self, hello: Hello) -> str:
+        """In what its classes or words are others than the federation's."""
+        names, words = self.agreed or hello.meanings
+        names = tuple(self.plan.federation.class_names) or names
+        for number, (ours, theirs) in enumerate(zip(names, hello.class_names, strict=True)):
+            if ours != theirs:
+                return (
+                    f"its class {number} is {said(theirs, 50)!r}, the federation's {said(ours, 50)!r}: with a list of all "
+                    "classes in federation.class_names, nodes that have some of them put theirs in its order"
+                )
+        return "" if hello.words == words else "its words are others than the federation's, or in another order"
+
+    def renewed(self, client: int, hello: Hello) -> Hello:
+        """What a client says of itself when its data have changed; a BadMessage where it cannot be."""
+        before = self.hellos[client]
+        if hello.name != before.name:
+            raise BadMessage(f"it was {before.name} before")
+        if problem := hello.misfit(self.plan) or self._misunderstanding(hello):
+            raise BadMessage(problem)
+        return hello
 
 
 def natural(name: str) -> tuple[int, str]:
     """Names that are numbers sort as numbers."""
-    return (int(name), name) if name.isdigit() else (-1, name)
+    return (number, name) if (number := number_of(name)) is not None else (-1, name)
+
+
+def number_of(name: str) -> int | None:
+    """The number that a name is, if it is one."""
+    return int(name) if name.isascii() and name.isdigit() else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from cwfed import config as configs
 from cwfed import folder, guard
@@ -30,6 +30,9 @@ class FederationSection(Section):
     """The shape of one sample as the network sees it, such as 3x32x32 (channels, height, width), or 200 for a vector
     or for tokens."""
     classes: int = Field(ge=2)
+    class_names: list[str] = Field(default_factory=list)
+    """What the classes are called, in the order of the model's outputs: a node may have some of them, in any order. Without
+    it all nodes must have the same classes in the same order."""
     vocabulary: int = Field(0, ge=0)
     """For text: the number of words; every node must number its words alike."""
     nodes: int = Field(2, ge=1)
@@ -40,8 +43,9 @@ class FederationSection(Section):
     """Seconds to wait for that many nodes before the run is given up."""
     timeout: float = Field(600.0, gt=0)
     """Seconds a round waits for answers; who is later than that is left out of it."""
-    pin: bool = False
-    """Whether a client's name stays with the node (its key) that used it first. For SuperNodes with fixed keys."""
+    pin: bool = True
+    """Whether a client's name stays with the node (its key) that used it first. Without it any node may take over the name of
+    a client that is away, and with the name its model. The nodes of a simulation have no keys."""
     clip: float = Field(0.0, ge=0)
     """Clients clip their updates to this length with Flower's fixedclipping_mod; 0 does not."""
     keep: Literal["every", "last", "never"] = "every"
@@ -55,6 +59,14 @@ class FederationSection(Section):
         if not all(part.isdigit() and int(part) > 0 for part in shape.split("x")):
             raise ValueError(f'federation.shape = "{shape}" must look like 3x32x32')
         return shape
+
+    @field_validator("class_names")
+    @classmethod
+    def _names_each_class(cls, names: list[str], info: ValidationInfo) -> list[str]:
+        classes = info.data.get("classes", len(names))
+        if names and (len(names) != classes or len(set(names)) != classes):
+            raise ValueError(f"it must have {classes} different names (federation.classes)")
+        return names
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,10 @@ class Plan:
         nested = folder.flat(self.config.model_dump()) | {
             f"federation.{key}": value for key, value in self.federation.model_dump().items()
         }
-        return {key: json.dumps(value) if isinstance(value, list) else value for key, value in nested.items()}
+        return {
+            key: json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+            for key, value in nested.items()
+        }
 
     @property
     def clients(self) -> int:
@@ -108,15 +123,26 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that results depend on: clients keep their state apart by it."""
-        facts = [folder.experiment(self.config), self.federation.shape, self.federation.classes, self.clients]
+        """A hash of everything that results depend on."""
+        facts: list[Any] = [
+            folder.experiment(self.config),
+            self.federation.shape,
+            self.federation.classes,
+            self.clients,
+        ]
+        facts += [self.federation.class_names] if self.federation.class_names else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def describe_model(blueprint: Blueprint) -> str:
     """A short hash of the names, shapes and types of a model: nodes with another network give another one."""
     forms = sorted((name, str(form.dtype), form.shape) for name, form in guard.form_of(blueprint.initial).items())
-    return hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:12]
+    return short_hash(forms)
+
+
+def short_hash(facts: Any) -> str:
+    """A few digits by which different facts are told apart."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
 def _sentence(error: Any) -> str:

@@ -1,19 +1,28 @@
-"""What nodes answer, read and checked: an answer is as good as the algorithm needs it, or it is refused with a reason."""
+"""What nodes answer, read and checked: an answer is as good as the algorithm needs it, or it is refused with a reason.
+
+Nobody trusts a node. An answer belongs to the node that was asked, whatever the answer itself says of its sender, and whatever
+goes wrong while it is read is that node's: `pull` and `read` are the only places where answers are touched.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from flwr.app import Message, RecordDict
+import httpx
+from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
 
 from cwfed.engine import Score
 from cwfed.flower import wire
 from cwfed.flower.client import score_from
-from cwfed.flower.members import Hello
+from cwfed.flower.members import SIZES, Hello
 from cwfed.guard import Guard
 from cwfed.types import Params, nbytes
+
+T = TypeVar("T")
 
 GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
@@ -38,19 +47,56 @@ def is_gone(reply: Message) -> bool:
     return reply.has_error() and reply.error.code in GONE
 
 
-def content_of(reply: Message) -> RecordDict:
+def pull(grid: Grid, sent: Mapping[str, Message]) -> dict[str, Message]:
+    """The answers that are there, by the message that they answer.
+
+    One at a time: Flower unpacks what a node sent while it is pulled, and what cannot be unpacked would take the others with it.
+    """
+    found = {}
+    for number, message in sent.items():
+        try:
+            answers = list(grid.pull_messages([number]))
+        except (httpx.HTTPError, OSError):
+            raise  # the connection to the SuperLink, no node's fault
+        except Exception as error:
+            answers = [Message(Error(ErrorCode.UNKNOWN, f"its answer is malformed ({error!r})"), reply_to=message)]
+        for reply in answers:
+            # Flower takes these from what the node sent
+            reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+            reply.metadata.__dict__["_reply_to_message_id"] = number
+            found[number] = reply
+    return found
+
+
+def read(reply: Message, use: Callable[[RecordDict], T]) -> T:
+    """What `use` makes of an answer; anything that goes wrong is a BadMessage with a reason."""
+    try:
+        return use(_content(reply))
+    except wire.BadMessage as error:
+        reason = wire.said(error)
+    except Exception as error:
+        reason = wire.said(f"its answer cannot be read ({error!r})")
+    raise wire.BadMessage(reason or "its app does not say why")
+
+
+def _content(reply: Message) -> RecordDict:
     """What a node answered; where it could not, why."""
     if reply.has_error():
-        lines = (reply.error.reason or f"error {reply.error.code}").strip().splitlines()
-        raise wire.BadMessage(f"its app failed: {lines[-1][:300]}")
+        lines = (reply.error.reason or "").strip().splitlines() or [f"error {reply.error.code}"]
+        raise wire.BadMessage(f"its app failed: {lines[-1]}")
     if "problem" in reply.content.config_records:
-        raise wire.BadMessage(str(reply.content.config_records["problem"].get("reason", ""))[:500])
+        raise wire.BadMessage(str(reply.content.config_records["problem"].get("reason", "")))
     return reply.content
 
 
-def read_upload(hello: Hello, client: int, reply: Message, guard: Guard) -> tuple[Upload, Score | None]:
+def read_hello(node: int, content: RecordDict) -> Hello:
+    """What a node says of itself."""
+    sizes = wire.metrics(content, SIZES)
+    return Hello.read(node, dict(wire.texts(content, "hello")), sizes)
+
+
+def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard) -> tuple[Upload, Score | None]:
     """A participant's update, and how good it says its model is."""
-    content = content_of(reply)
     wire.check_size(content.array_records.values(), (guard.model, guard.beside))
     metrics = wire.metrics(content, ("samples",), ("loss", "penalty"))
     upload = Upload(
@@ -62,8 +108,14 @@ def read_upload(hello: Hello, client: int, reply: Message, guard: Guard) -> tupl
     if problem := guard.problem(upload.model, upload.beside, metrics["samples"]):
         raise wire.BadMessage(problem)
     if metrics["samples"] != hello.samples:
-        raise wire.BadMessage(f"{metrics['samples']} training samples, it said {hello.samples} when it joined")
+        raise wire.BadMessage(f"{metrics['samples']} training samples, it said {hello.samples} before")
     return upload, read_score(hello, "trained", content) if "trained-right" in metrics else None
+
+
+def read_scores(hello: Hello, content: RecordDict) -> dict[str, Score]:
+    """By phase, how good a client says its models are; one of them is the model that it received."""
+    kept = ["trained"] if "trained-right" in wire.metrics(content, ()) else []
+    return {phase: read_score(hello, phase, content) for phase in ("received", *kept)}
 
 
 def read_score(hello: Hello, phase: str, content: RecordDict) -> Score:

@@ -1,6 +1,7 @@
 """The server's side of a federation: a Flower ServerApp that runs a plan and leaves a run folder.
 
-The folder has the metrics, the events and the checkpoints, not the data: the personal models end up with the clients.
+The folder has the metrics, the events and the checkpoints, not the data. The personal models end up with the clients, but a
+checkpoint is what the server makes them from: whoever reads it can make them too, so only its owner can.
 A server that was broken off goes on at the next round when the app is started again.
 """
 
@@ -10,7 +11,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from flwr.app import Context, MetricRecord
@@ -70,7 +73,7 @@ class FederatedRun:
                 "samples": 0,
                 "shape": list(plan.shape.dims),
                 "vocabulary": plan.shape.vocabulary,
-                "classes": [str(k) for k in range(blueprint.classes)],
+                "classes": plan.federation.class_names or [str(k) for k in range(blueprint.classes)],
             },
             split={"digest": plan.fingerprint, "histogram": []},
             batch_norm=self.config.train.batch_norm,
@@ -135,6 +138,8 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
     run = FederatedRun(strategy, grid)
     every_round = {"run": run.config.run.model_copy(update={"checkpoint_seconds": 0.0})}
     run.config = run.config.model_copy(update=every_round)
+    with suppress(OSError):  # where it cannot be made, `locked` says so
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with folder.locked():
         if folder.exists:
             folder.check_same(strategy.config)
@@ -156,7 +161,12 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
 
 def sentence(event: Round, rounds: int) -> str:
     """A round in a line of the log."""
-    accuracy = f", received {event.received.accuracy:.1%}" if event.received else ""
+    accuracy = ""
+    if found := event.received:
+        own = [right / n for right, n in zip(found.right, found.samples or [], strict=True) if n]
+        accuracy = f", received {found.accuracy:.1%} (median of the clients {median(own):.1%})"
+    if event.loss is not None:
+        accuracy += f", training loss {event.loss:.4g} (median {median(event.client_loss):.4g})"
     gone = f", {len(event.dropped)} did not answer" if event.dropped else ""
     bad = f", {len(event.refused)} refused" if event.refused else ""
     return f"round {event.round} of {rounds}: {len(event.participants)} clients{gone}{bad}{accuracy}"

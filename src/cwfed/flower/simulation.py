@@ -11,13 +11,14 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
@@ -27,14 +28,15 @@ from cwfed.config import Config, from_table
 from cwfed.engine import cores
 from cwfed.events import Event, Newcomers, Round, Started
 from cwfed.experiment import Experiment
-from cwfed.flower.client import KEPT, Site, Worker, make_app
+from cwfed.flower.client import KEPT, Site, Worker, WorkerOf, make_app
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
-from cwfed.flower.strategy import PersonalisedStrategy
+from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.portrait import portray
 from cwfed.rounds import FinalModels, Progress, correlation, mean
 from cwfed.session import Runner, Summary
 from cwfed.simulation import Simulation
+from cwfed.types import Params
 
 
 class SimulatedRun(FederatedRun):
@@ -66,17 +68,25 @@ class SimulatedRun(FederatedRun):
             if (found := getattr(event, phase)) is not None
         }
         event = replace(event, **phases, spent=simulation.spent(event.round) if is_last else None)
-        up, name = turn.aggregated, simulation.task.output_weight
-        if up is None or name not in up.models:
+        up = turn.aggregated
+        if up is None:
             return event
-        p, estimate = simulation.distributions(up.clients, up.models)
+        models = up.models | self._not_uploaded(after, up.clients)
+        p, estimate = simulation.distributions(up.clients, models)
         return replace(
             event,
             correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
             leaks=simulation.leaks(up, turn.sent),
-            portrait=portray(simulation, self.complete(after), up.clients, up.models) if is_last else None,
+            portrait=portray(simulation, self.complete(after), up.clients, models) if is_last else None,
         )
+
+    def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
+        """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""
+        names = [name for name in self.simulation.initial if name not in self.strategy.guard.model]
+        kept = self.complete(after).kept if names else {}
+        whole = [self.strategy.turn.sent[c].models[0] | kept.get(c, {}) for c in clients]
+        return {name: torch.stack([model[name] for model in whole]) for name in names}
 
     def complete(self, progress: Progress) -> Progress:
         """With what the clients keep, read from their folders."""
@@ -84,7 +94,8 @@ class SimulatedRun(FederatedRun):
         keeps_any = self.simulation.kept_names or self.simulation.local_statistics
         if keeps_any or self.config.train.keep_optimizer:
             for client in range(self.simulation.clients):
-                tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(before=progress.round + 1)
+                last = accepted_in(progress).get(client, 0)
+                tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(before=last + 1)
                 if tree:
                     kept[client] = tree["kept"]
         return replace(progress, kept=kept)
@@ -157,6 +168,7 @@ def _section(simulation: Simulation) -> FederationSection:
         nodes=simulation.clients,
         clients=simulation.clients,
         keep="never",
+        pin=False,  # virtual nodes have no keys
         timeout=24 * 3600,
     )
 
@@ -168,9 +180,7 @@ def _worker(config: str, data_dir: str | None, state: str) -> Worker:
     return Worker(experiment, experiment.federation, partial(client_folder, Path(state)))
 
 
-def _simulated(
-    config: str, data_dir: str | None, state: str, context: Context
-) -> tuple[Site, Callable[[int], Worker]]:
+def _simulated(config: str, data_dir: str | None, state: str, context: Context) -> tuple[Site, WorkerOf]:
     """A virtual node: the client with the number of its partition."""
     worker = _worker(config, data_dir, state)
-    return Site(str(context.node_config["partition-id"]), worker.federation.data), lambda _: worker
+    return Site(str(context.node_config["partition-id"]), worker.federation.data), lambda *_: worker

@@ -7,10 +7,12 @@ lets the algorithm aggregate it: the numbered steps of `simulation._round`, with
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from cwfed.events import Event, Note, PhaseResult, Round
 from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
 from cwfed.flower.members import Hello, Members
-from cwfed.flower.plan import Plan
+from cwfed.flower.plan import Plan, short_hash
 from cwfed.flower.replies import Upload
 from cwfed.guard import bounded
 from cwfed.rounds import FUTILE, Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
@@ -39,6 +41,26 @@ LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
 ASK_EVERY = 1.0
 """Seconds between two looks at who is connected."""
+PATIENCE = 10.0
+"""Seconds, at least, that the others have to say who they are when enough nodes have: the first ones are numbered by name."""
+
+
+LEFT_OUT_FOR = 60.0
+"""Seconds after which a node that was left out is asked again: it may have been put right."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A node was asked who it is; nobody waits for it."""
+
+    message: Message
+    until: float
+    """When it is asked again; an answer to this question is still listened to."""
+
+    @property
+    def node(self) -> int:
+        """Who was asked."""
+        return self.message.metadata.dst_node_id
 
 
 @dataclass
@@ -61,6 +83,8 @@ class Turn:
     down_to_measure: int = 0
     trained: dict[int, Score] = field(default_factory=dict)
     received: dict[int, Score] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What is worth a sentence besides."""
 
 
 class PersonalisedStrategy(Strategy):
@@ -73,19 +97,26 @@ class PersonalisedStrategy(Strategy):
         self.algorithm = plan.blueprint.algorithm
         self.guard = self.blueprint.guard
         self.members = Members(plan)
-        self.progress = self.first()
         self.turn = Turn(0)
         self._trains = None if trains is None else set(trains)
         self._measured = None if measured is None else set(measured)
-        self._ever: set[int] = set()
-        """Clients that ever sent a model."""
+        self.run = ""
+        """The federation's own name, the same over all restarts: by it clients keep what they keep for it apart."""
+        self._accepted: dict[int, int] = {}
+        """By client, the last round in which its update was good: what it kept of later rounds counts for nothing."""
         self._absent: set[int] = set()
+        self._questions: dict[str, Question] = {}
+        self._heard: list[Hello] = []
+        self._again: dict[int, float] = {}
+        """By node that was left out or silent, when it is asked again."""
+        self._said_of: set[int] = set()
         self.stop = threading.Event()
         """Set by who wants the federation to end: at the next look for answers."""
+        self.resume(self.first())
 
     def first(self) -> Progress:
         """Before round 1."""
-        return Progress(0, self.blueprint.first_state())
+        return Progress(0, self.blueprint.first_state(), peers={"run": secrets.token_hex(8)})
 
     def summary(self) -> None:
         """Say what is about to happen."""
@@ -122,10 +153,10 @@ class PersonalisedStrategy(Strategy):
 
     def resume(self, progress: Progress) -> None:
         """Take up where a run was."""
-        self.progress = progress
-        peers = progress.peers
-        self.members.names, self.members.keys = list(peers.get("names", [])), list(peers.get("keys", []))
-        self._ever = set(peers.get("ever", []))
+        self.progress, peers = progress, progress.peers
+        self.members.from_tree(peers)
+        self._accepted = accepted_in(progress)
+        self.run = str(peers.get("run", self.plan.fingerprint))  # by which earlier versions named it
 
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each, where the federation is and what happened."""
@@ -146,6 +177,8 @@ class PersonalisedStrategy(Strategy):
             self.aggregate_train(number, replies)
             for note in self._measure(grid, number):
                 yield before, note
+            for sentence in (*self.turn.notes, *self._who_decides()):
+                yield before, Note(sentence)
             yield self.progress, self.event()
             give_up_in_vain(self.progress, self.config.train.rounds)
 
@@ -170,71 +203,160 @@ class PersonalisedStrategy(Strategy):
 
     def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
         """Send messages and gather the answers that come in time; `stop` breaks it off."""
-        waiting = set(grid.push_messages(messages))
+        waiting = self._push(grid, messages)
         until = time.monotonic() + self.plan.federation.timeout
         replies: list[Message] = []
         pause = LEAST_PAUSE
         while waiting and time.monotonic() < until:
-            if self.stop.is_set():
-                raise KeyboardInterrupt
-            found = list(grid.pull_messages(waiting))
-            replies += found
-            waiting -= {reply.metadata.reply_to_message_id for reply in found}
+            found = replies_of.pull(grid, waiting)
+            replies += found.values()
+            waiting = {number: message for number, message in waiting.items() if number not in found}
             pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)
-            time.sleep(pause if waiting else 0)
+            self._sleep(pause if waiting else 0)
         return replies
 
+    def _push(self, grid: Grid, messages: list[Message]) -> dict[str, Message]:
+        """Send messages; those that went off, by their number."""
+        numbers = set(grid.push_messages(messages))
+        return {
+            message.metadata.message_id: message for message in messages if message.metadata.message_id in numbers
+        }
+
+    def _sleep(self, seconds: float) -> None:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
+    # --- who is here
+
     def gather(self, grid: Grid) -> list[str]:
-        """Wait until there are enough nodes, and ask new ones who they are; what changed, in sentences."""
+        """Wait until there are enough nodes, and ask new ones who they are; what changed, in sentences.
+
+        Once there are enough, nobody is waited for: who has not said who it is yet may do so while the others work.
+        """
         federation = self.plan.federation
-        until = time.monotonic() + federation.wait
+        began = time.monotonic()
+        enough_after = 0.0
         said: list[str] = []
         while True:
             connected = list(grid.get_node_ids())
-            if new := [node for node in connected if node not in self.members.asked]:
-                said += self._ask(grid, new)
+            self._ask(grid, connected)
+            said += self._listen(grid)
+            passed = time.monotonic() - began
+            is_late = passed > (max(federation.wait, federation.timeout) if self._asked else federation.wait)
+            if not enough_after and self._is_enough():
+                enough_after = passed
+            if self.members.hellos or is_late or self._have_all_spoken(passed, enough_after):
+                said += self._welcome(grid, connected)
             here = self.members.here(connected)
             if len(here) >= federation.nodes:
                 break
-            if time.monotonic() > until:
+            if is_late:
                 left_out = "".join(f"; {reason}" for reason in said if "left out" in reason)
                 raise RunError(
                     f"only {len(here)} of the {federation.nodes} nodes that the federation needs (federation.nodes) are "
                     f"connected after {federation.wait:g} seconds (federation.wait){left_out}"
                 )
-            time.sleep(ASK_EVERY)
+            self._sleep(MOST_PAUSE if self._asked else ASK_EVERY)
         absent = self.members.hellos.keys() - set(here)
         said += [f"{self.members.names[c]} (client {c}) is not connected" for c in sorted(absent - self._absent)]
         said += [f"{self.members.names[c]} (client {c}) is connected again" for c in sorted(self._absent & set(here))]
         self._absent = set(absent)
         return said
 
-    def _ask(self, grid: Grid, nodes: Iterable[int]) -> list[str]:
-        messages = [self._message(RecordDict(), node, MessageType.QUERY, "hello") for node in nodes]
-        hellos, said = [], []
-        for reply in self.exchange(grid, messages):
-            node = reply.metadata.src_node_id
-            try:
-                told = dict(wire.texts(replies_of.content_of(reply), "hello"))
-                sizes = wire.metrics(reply.content, ("samples", "test", "validation"))
-                hellos.append(Hello.read(node, told, sizes))
-            except wire.BadMessage as error:
-                self.members.refused[node] = str(error)
-                said.append(f"a node was left out: {error}")
-        said = self.members.welcome(hellos, grid.get_node_ids()) + said
-        tell = [h for h in hellos if h.node in self.members.refused]
-        told_so = [
-            self._message(
-                RecordDict({"told": ConfigRecord({"refused": self.members.refused[h.node]})}),
-                h.node,
-                MessageType.QUERY,
-                "refused",
-            )
-            for h in tell
+    @property
+    def _asked(self) -> set[int]:
+        """Nodes that may still answer in time."""
+        now = time.monotonic()
+        return {question.node for question in self._questions.values() if now < question.until}
+
+    def _is_enough(self) -> bool:
+        return len({h.name for h in self._heard if not h.misfit(self.plan)}) >= self.plan.federation.nodes
+
+    def _have_all_spoken(self, passed: float, enough_after: float) -> bool:
+        """Whether the first nodes can be numbered; once there are enough, the others get as long again as those took."""
+        patience = enough_after + max(PATIENCE, enough_after)
+        return self._is_enough() and (not self._asked or passed > patience)
+
+    def _ask(self, grid: Grid, connected: Iterable[int]) -> None:
+        """Ask those who they are who have not said it."""
+        now = time.monotonic()
+        known = self.members.nodes | self._asked | {hello.node for hello in self._heard}
+        known |= {node for node, then in self._again.items() if now < then}
+        messages = [
+            self._message(RecordDict(), node, MessageType.QUERY, "hello") for node in connected if node not in known
         ]
-        if told_so:
-            grid.push_messages(told_so)  # nobody waits for the answer
-        return said
+        until = now + self.plan.federation.timeout
+        self._questions |= {
+            number: Question(message, until) for number, message in self._push(grid, messages).items()
+        }
+
+    def _listen(self, grid: Grid) -> list[str]:
+        """Read what nodes have said of themselves by now."""
+        said, silent = [], f"it did not say who it is within {self.plan.federation.timeout:g} seconds"
+        found = replies_of.pull(grid, {number: question.message for number, question in self._questions.items()})
+        asked = {number: question.node for number, question in self._questions.items()}
+        for number, reply in found.items():
+            node = asked[number]
+            if number not in self._questions:
+                continue  # it was asked twice, and has answered twice
+            self._questions = {other: q for other, q in self._questions.items() if q.node != node}
+            if node in self.members.nodes or replies_of.is_gone(reply):
+                continue
+            try:
+                self._heard.append(replies_of.read(reply, partial(replies_of.read_hello, node)))
+            except wire.BadMessage as error:
+                said += self._leave_out(node, str(error), self._pause)
+        late = {question.node for question in self._questions.values() if question.until <= time.monotonic()}
+        return said + [sentence for node in sorted(late) for sentence in self._leave_out(node, silent, 0.0)]
+
+    @property
+    def _pause(self) -> float:
+        return min(LEFT_OUT_FOR, self.plan.federation.timeout)
+
+    def _leave_out(self, node: int, reason: str, pause: float) -> list[str]:
+        """A node is asked again later, beside the work; its reason is said once."""
+        is_new = self.members.refused.get(node) != reason
+        self.members.refused[node] = reason
+        self._again[node] = time.monotonic() + pause
+        return [f"a node was left out: {reason}"] if is_new else []
+
+    def _welcome(self, grid: Grid, connected: list[int]) -> list[str]:
+        """Let those in who said who they are, and tell those who are left out why."""
+        if not self._heard:
+            return []
+        hellos, self._heard = self._heard, []
+        before = dict(self.members.refused)
+        said = self._about_keys(grid) + self.members.welcome(hellos, connected)
+        refused = {h.node: h.name for h in hellos if h.node in self.members.refused}
+        self._again |= dict.fromkeys(refused, time.monotonic() + self._pause)
+        old = {node for node in refused if before.get(node) == self.members.refused[node]}
+        grid.push_messages(  # nobody waits for the answer
+            [
+                self._message(
+                    RecordDict({"told": ConfigRecord({"refused": self.members.refused[node]})}),
+                    node,
+                    MessageType.QUERY,
+                    "refused",
+                )
+                for node in refused
+                if node not in old
+            ]
+        )
+        repeated = {f"{refused[node]} was left out: {before[node]}" for node in old}
+        return [sentence for sentence in said if sentence not in repeated]
+
+    def _about_keys(self, grid: Grid) -> list[str]:
+        """Names can only belong to keys where there are some."""
+        is_first = not self.members.hellos
+        keys = {node.node_id: node.public_key for node in grid.get_nodes()}
+        is_key = b"BEGIN PUBLIC KEY"  # what a virtual node has instead is random
+        self.members.public_keys |= {node: short_hash(key.hex()) for node, key in keys.items() if is_key in key}
+        if not self.plan.federation.pin or self.members.public_keys or not is_first:
+            return []
+        return [
+            "the nodes have no keys: a client's name belongs to whatever node uses it (federation.pin has no effect)"
+        ]
 
     # --- a round, in the steps that Flower knows
 
@@ -271,24 +393,26 @@ class PersonalisedStrategy(Strategy):
                 continue
             waiting.discard(client)
             try:
-                upload, score = replies_of.read_upload(self.members.hellos[client], client, reply, self.guard)
-                turn.uploads.append(upload)
-                turn.up += upload.nbytes
-                if score:
-                    turn.trained[client] = score
+                hello, (upload, score) = replies_of.read(reply, partial(self._read_upload, client))
             except wire.BadMessage as error:
                 turn.refused[str(client)] = str(error)
+                continue
+            self._renew(client, hello)
+            turn.uploads.append(upload)
+            turn.up += upload.nbytes
+            if score:
+                turn.trained[client] = score
         turn.lost = sorted({*turn.lost, *waiting})
         turn.uploads.sort(key=lambda upload: upload.client)  # answers come in any order, sums must not
         turn.clock.lap("train")
         server, least = self.progress.server, self.config.guard.least
         if len(turn.uploads) < least:
             turn.skipped = f"{len(turn.uploads)} good updates, and guard.least = {least}"
-            turn.uploads = []
+            turn.uploads, turn.trained = [], {}
         if turn.uploads:
             turn.aggregated = self._stack(turn)
             server = self.algorithm.aggregate(server, turn.aggregated)
-            self._ever |= {upload.client for upload in turn.uploads}
+            self._accepted |= {upload.client: server_round for upload in turn.uploads}
         kept = dict(self.progress.trained) if self.blueprint.has_own_models else {}
         for upload in turn.uploads:
             kept.pop(upload.client, None)
@@ -313,7 +437,7 @@ class PersonalisedStrategy(Strategy):
                 continue
             download = self.download(client)
             turn.down_to_measure += download.nbytes
-            unknown = client in self._ever and client not in self.progress.trained
+            unknown = client in self._accepted and client not in self.progress.trained
             keep = self.plan.federation.keep
             told = {
                 "kept": self.blueprint.has_own_models and unknown,
@@ -330,12 +454,14 @@ class PersonalisedStrategy(Strategy):
             if client is None or replies_of.is_gone(reply):
                 continue
             try:
-                hello = self.members.hellos[client]
-                turn.received[client] = replies_of.read_score(hello, "received", replies_of.content_of(reply))
-                if "trained-right" in reply.content.metric_records["metrics"]:
-                    turn.trained[client] = replies_of.read_score(hello, "trained", reply.content)
+                hello, scores = replies_of.read(reply, partial(self._read_scores, client))
             except wire.BadMessage as error:
                 turn.refused.setdefault(str(client), f"its measurements: {error}")
+                continue
+            self._renew(client, hello)
+            turn.received[client] = scores["received"]
+            if "trained" in scores:
+                turn.trained[client] = scores["trained"]
         if self.blueprint.has_own_models:
             self.progress = replace(self.progress, trained=self.progress.trained | turn.trained)
         turn.clock.lap("evaluate")
@@ -346,7 +472,7 @@ class PersonalisedStrategy(Strategy):
         """6. Say what happened."""
         turn = self.turn
         sat_out = self.progress.trained if self.blueprint.has_own_models else {}
-        both = turn.received | {c: s for c, s in (sat_out | turn.trained).items() if c in turn.received}
+        own = {c: s for c, s in (sat_out | turn.trained).items() if c in turn.received and self._is_possible(c, s)}
         return Round(
             round=turn.number,
             participants=[upload.client for upload in turn.uploads],
@@ -357,7 +483,7 @@ class PersonalisedStrategy(Strategy):
             correlation=None,
             distance=None,
             received=self._result(turn.received),
-            trained=self._result(both),
+            trained=self._result(turn.received | own),
             down=turn.down,
             up=turn.up,
             refused=turn.refused,
@@ -369,13 +495,59 @@ class PersonalisedStrategy(Strategy):
 
     # --- parts
 
+    def _read_upload(self, client: int, content: RecordDict) -> tuple[Hello, tuple[Upload, Score | None]]:
+        hello = self._hello(client, content)
+        return hello, replies_of.read_upload(hello, client, content, self.guard)
+
+    def _read_scores(self, client: int, content: RecordDict) -> tuple[Hello, dict[str, Score]]:
+        hello = self._hello(client, content)
+        return hello, replies_of.read_scores(hello, content)
+
+    def _hello(self, client: int, content: RecordDict) -> Hello:
+        """What a client said of itself; an answer has it anew where its data have changed."""
+        before = self.members.hellos[client]
+        if "hello" not in content.config_records:
+            return before
+        return self.members.renewed(client, replies_of.read_hello(before.node, content))
+
+    def _renew(self, client: int, hello: Hello) -> None:
+        """Data that have changed: what was measured on the former ones is no longer known."""
+        before = self.members.hellos[client]
+        if hello == before:
+            return
+        self.members.hellos[client] = hello
+        self.turn.trained.pop(client, None)
+        kept = {c: score for c, score in self.progress.trained.items() if c != client}
+        self.progress = replace(self.progress, trained=kept)
+        sizes = ", ".join(f"{n:,} {what}" for what, n in hello.sizes.items())
+        was = ", ".join(f"{n:,}" for n in before.sizes.values())
+        self.turn.notes.append(f"the data of {hello.name} (client {client}) have changed: {sizes} (before: {was})")
+
+    def _is_possible(self, client: int, score: Score) -> bool:
+        """Whether a score of an earlier round can be one of the data that the client has now."""
+        hello = self.members.hellos[client]
+        return score.test_right <= hello.test and score.validation_right <= hello.validation
+
+    def _who_decides(self) -> list[str]:
+        """Who alone decides the reported accuracy: nobody can check how many test samples a client has."""
+        tests = {client: self.members.hellos[client].test for client in self.turn.received}
+        most = max(tests, key=lambda client: tests[client], default=None)
+        if most is None or len(tests) < 3 or 2 * tests[most] <= sum(tests.values()) or most in self._said_of:
+            return []
+        self._said_of.add(most)
+        share = tests[most] / sum(tests.values())
+        return [
+            f"{self.members.names[most]} (client {most}) says that it has {share:.1%} of all test samples: the accuracy is "
+            "what it says; guard.most_samples bounds it, and the log has the median of the clients"
+        ]
+
     def download(self, client: int) -> Download:
         """What a client is sent; who joins late gets a model from its label histogram, where it told it."""
         download = self.algorithm.send(self.progress.server, client)
         hello = self.members.hellos.get(client)
         if (
             self.progress.round
-            and client not in self._ever
+            and client not in self._accepted
             and hello
             and hello.histogram
             and len(download.models) == 1
@@ -388,15 +560,18 @@ class PersonalisedStrategy(Strategy):
         return number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
 
     def _peers(self) -> dict[str, Any]:
-        return {"names": self.members.names, "keys": self.members.keys, "ever": sorted(self._ever)}
+        accepted = {str(client): number for client, number in sorted(self._accepted.items())}
+        return self.members.to_tree() | {"accepted": accepted, "run": self.run}
 
     def _send(self, client: int, number: int, download: Download, kind: str, told: dict[str, Any]) -> Message:
-        told = {"client": client, "round": number, **told}
+        hello = self.members.hellos[client]
+        told = {"client": client, "round": number, "run": self.run, "accepted": self._accepted.get(client, 0), **told}
+        told |= hello.sizes
         if kind == MessageType.TRAIN and self.plan.federation.clip:
             told["clipping_norm"] = self.plan.federation.clip  # for Flower's fixedclipping_mod at the client
         content = RecordDict({"told": ConfigRecord(told)})
         wire.download_to(content, download)
-        return self._message(content, self.members.hellos[client].node, kind, str(number))
+        return self._message(content, hello.node, kind, str(number))
 
     def _message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
         return Message(content, dst_node_id=node, message_type=kind, group_id=group)
@@ -417,10 +592,16 @@ class PersonalisedStrategy(Strategy):
         )
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult | None:
-        clients = sorted(c for c in scores if self.members.hellos[c].test)
-        if not clients:
-            return None
+        clients = sorted(scores)
         hellos = [self.members.hellos[c] for c in clients]
+        if not any(h.test for h in hellos):
+            return None
         tests, validations = [h.test for h in hellos], [h.validation for h in hellos]
         found = phase_result([scores[c] for c in clients], tests, validations)
         return PhaseResult(found.accuracy, found.validation, found.loss, found.right, clients, tests)
+
+
+def accepted_in(progress: Progress) -> dict[int, int]:
+    """By client, the last round in which its update was good; earlier versions remembered only whose ever was."""
+    ever = dict.fromkeys(progress.peers.get("ever", []), progress.round)
+    return ever | {int(client): number for client, number in progress.peers.get("accepted", {}).items()}

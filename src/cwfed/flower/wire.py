@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,24 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 
-from cwfed.errors import RunError
+from cwfed.errors import RunError, plain
 from cwfed.types import Download, Form, Params
 
 HEADER = 256
 """Bytes that numpy's header may take in front of the numbers."""
+LONGEST = 300
+"""Characters of a node's own words that go into a log or an event."""
+LARGEST = 1e100
+"""No loss is larger (they are computed in float32), and sums of such numbers are finite."""
 
 
 class BadMessage(RunError):
     """A message that is not what it should be; the sentence says how."""
+
+
+def said(words: object, longest: int = LONGEST) -> str:
+    """A node's own words, for a log or an event: not long, and on one line."""
+    return " ".join(plain(str(words), longest).split())
 
 
 def to_record(params: Params) -> ArrayRecord:
@@ -117,7 +125,7 @@ def metrics(content: RecordDict, whole: Iterable[str], real: Iterable[str] = ())
     for names, kinds in ((tuple(whole), (int,)), (tuple(real), (int, float))):
         for name in names:
             value: Any = record.get(name)
-            is_number = isinstance(value, kinds) and not isinstance(value, bool) and isfinite(value)
-            if not is_number or (kinds == (int,) and value < 0):
-                raise BadMessage(f"the metric {name} is {value!r}, which is not possible")
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not is_number or not abs(value) <= LARGEST or (kinds == (int,) and value < 0):
+                raise BadMessage(f"the metric {name} is {plain(repr(value), 50)}, which is not possible")
     return dict(record)
