@@ -16,7 +16,7 @@ from cwfed.adversary import Adversary
 from cwfed.config import Config
 from cwfed.engine.bench import LocalTraining
 from cwfed.errors import ConfigError
-from cwfed.guard import Guard, form_of, misfit
+from cwfed.guard import Guard, example, form_of, misfit
 from cwfed.models import InputShape
 from cwfed.rng import stream, torch_stream
 from cwfed.types import Params, Uploads
@@ -54,7 +54,9 @@ class Blueprint:
         """Initial running statistics of norm layers, where they stay with the clients."""
         self.initial: Params = self._travelling(self.template)
         """The initial model as it travels."""
-        self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples)
+        privacy = config.privacy.samples()
+        histogram = privacy.histogram if privacy else 0.0
+        self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples, histogram)
         self._check_dial()
 
     def first_state(self) -> Any:
@@ -83,7 +85,7 @@ class Blueprint:
             clients=tuple(clients),
             models={name: torch.stack([self.initial[name]] * len(clients)) for name in self.guard.model},
             counts=torch.ones(len(clients)),
-            extras={n: torch.zeros(len(clients), *f.shape, dtype=f.dtype) for n, f in self.guard.beside.items()},
+            extras={name: torch.stack([example(form)] * len(clients)) for name, form in self.guard.beside.items()},
         )
         for made in (state, self.algorithm.aggregate(state, uploads)):
             for client in clients:

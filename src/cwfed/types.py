@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -109,13 +109,19 @@ class Output(NamedTuple):
     """The output layer's weight matrix as it is at this batch, one row a class."""
 
 
+LARGEST = 1e18
+"""No number of an honest upload is larger: products of two such numbers, and sums of very many, are still float32 numbers."""
+
+
 class Form(NamedTuple):
     """What a tensor that a client sends must look like; the guard refuses anything else."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    low: float = -torch.inf
-    high: float = torch.inf
+    low: float = -LARGEST
+    high: float = LARGEST
+    counts_samples: bool = False
+    """Whether its numbers must add up to the client's number of training samples."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,13 @@ class Uploads:
     def nbytes(self) -> int:
         """The traffic of these messages."""
         return nbytes(self.models) + nbytes(self.extras)
+
+    def only(self, rows: Sequence[int]) -> Uploads:
+        """Those of some participants; of all of them, these very ones."""
+        if len(rows) == len(self.clients):
+            return self
+        models, extras = ({name: w[list(rows)] for name, w in kind.items()} for kind in (self.models, self.extras))
+        return Uploads(tuple(self.clients[row] for row in rows), models, self.counts[list(rows)], extras)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ from cwfed.flower import wire
 from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan
 from cwfed.flower.replies import Upload
-from cwfed.guard import bounded
-from cwfed.rounds import FUTILE, Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
+from cwfed.rounds import FUTILE, Clock, Progress, close, give_up_in_vain, invite, is_lost, mean, phase_result
 from cwfed.types import Download, Uploads
 
 log = logging.getLogger("cwfed.flower")
@@ -281,21 +280,20 @@ class PersonalisedStrategy(Strategy):
         turn.lost = sorted({*turn.lost, *waiting})
         turn.uploads.sort(key=lambda upload: upload.client)  # answers come in any order, sums must not
         turn.clock.lap("train")
-        server, least = self.progress.server, self.config.guard.least
-        if len(turn.uploads) < least:
-            turn.skipped = f"{len(turn.uploads)} good updates, and guard.least = {least}"
-            turn.uploads = []
-        if turn.uploads:
-            turn.aggregated = self._stack(turn)
-            server = self.algorithm.aggregate(server, turn.aggregated)
-            self._ever |= {upload.client for upload in turn.uploads}
+        stacked = stack_of(turn.uploads) if turn.uploads else None
+        closed = close(self.algorithm, self.progress.server, stacked, lambda c: turn.sent[c].model, self.config.guard)
+        turn.refused |= {str(client): why for client, why in closed.refused.items()}
+        turn.aggregated, turn.skipped, turn.scaled_back = closed.uploads, closed.skipped, closed.scaled_back
+        turn.uploads = [upload for upload in turn.uploads if upload.client in closed.participants]
+        turn.trained = {client: score for client, score in turn.trained.items() if client in closed.participants}
+        self._ever |= set(closed.participants)
         kept = {} if not self.algorithm.keeps_model else dict(self.progress.trained)
         for upload in turn.uploads:
             kept.pop(upload.client, None)
         in_vain = tuple[str, ...]()
         if turn.refused and len(turn.refused) == len(turn.invited) - len(turn.lost):
             in_vain = (*self.progress.in_vain, next(iter(turn.refused.values())))
-        self.progress = Progress(server_round, server, {}, kept | turn.trained, self._peers(), in_vain)
+        self.progress = Progress(server_round, closed.server, {}, kept | turn.trained, self._peers(), in_vain)
         turn.clock.lap("aggregate")
         losses = [upload.metrics["loss"] for upload in turn.uploads]
         return None, MetricRecord({"loss": mean(losses) or 0.0, "participants": len(losses)})
@@ -401,21 +399,6 @@ class PersonalisedStrategy(Strategy):
     def _message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
         return Message(content, dst_node_id=node, message_type=kind, group_id=group)
 
-    def _stack(self, turn: Turn) -> Uploads:
-        """What is aggregated: all in one stack, updates that are too long scaled back."""
-        uploads, clients = turn.uploads, tuple(upload.client for upload in turn.uploads)
-        first = uploads[0]
-        models = {name: torch.stack([u.model[name] for u in uploads]) for name in first.model}
-        if bound := self.config.guard.norm_bound:
-            models, longer = bounded(models, lambda row: turn.sent[clients[row]].model, bound)
-            turn.scaled_back = [clients[row] for row in longer]
-        return Uploads(
-            clients=clients,
-            models=models,
-            counts=torch.tensor([u.metrics["samples"] for u in uploads]),
-            extras={name: torch.stack([u.beside[name] for u in uploads]) for name in first.beside},
-        )
-
     def _result(self, scores: dict[int, Score]) -> PhaseResult | None:
         clients = sorted(c for c in scores if self.members.hellos[c].test)
         if not clients:
@@ -424,3 +407,14 @@ class PersonalisedStrategy(Strategy):
         tests, validations = [h.test for h in hellos], [h.validation for h in hellos]
         found = phase_result([scores[c] for c in clients], tests, validations)
         return PhaseResult(found.accuracy, found.validation, found.loss, found.right, clients, tests)
+
+
+def stack_of(uploads: Sequence[Upload]) -> Uploads:
+    """What arrived, in one stack."""
+    first = uploads[0]
+    return Uploads(
+        clients=tuple(upload.client for upload in uploads),
+        models={name: torch.stack([u.model[name] for u in uploads]) for name in first.model},
+        counts=torch.tensor([u.metrics["samples"] for u in uploads]),
+        extras={name: torch.stack([u.beside[name] for u in uploads]) for name in first.beside},
+    )
