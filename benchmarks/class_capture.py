@@ -34,9 +34,9 @@ MEDIAN, TRIMMED = ["algorithm.robust=median"], ["algorithm.robust=trimmed", "alg
 DEFENCES = {
     "none": [],
     "norm bound 2": BOUND,
+    "trimmed mean 0.3 and bound": [*TRIMMED, *BOUND],
     "class cap 0.25": CAP,
     "cap and trimmed": [*CAP, *TRIMMED],
-    "trimmed and bound": [*TRIMMED, *BOUND],
     "cap, trimmed and bound": [*CAP, *TRIMMED, *BOUND],
     "median": MEDIAN,
     "trimmed mean 0.3": TRIMMED,
@@ -54,8 +54,8 @@ class Study:
 
 DIGITS = ["data.name=digits", "model.name=mlp", "train.rounds=30"]
 STUDIES = {
+    "digits, 5 clients": Study([*DIGITS, "data.clients=5"], (CLEAN, STRONG), tuple(DEFENCES)[:5]),
     "digits, 20 clients": Study(DIGITS, (CLEAN, STRONG, ABSURD), tuple(DEFENCES)),
-    "digits, 5 clients": Study([*DIGITS, "data.clients=5"], (CLEAN, STRONG, ABSURD), tuple(DEFENCES)),
     "cifar10, 20 clients": Study(
         ["data.name=cifar10", "data.samples=4000", "train.rounds=20"], (CLEAN, STRONG), tuple(DEFENCES)[:4]
     ),

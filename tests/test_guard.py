@@ -21,6 +21,7 @@ from cwfed.errors import ConfigError, RunError
 from cwfed.events import Round
 from cwfed.folder import RunFolder
 from cwfed.guard import Guard, bounded, form_of, harmless, is_finite_state, misfit
+from cwfed.noise import Seeded
 from cwfed.rounds import SPOILS, close, to_tree
 from cwfed.simulation import Simulation
 from cwfed.types import Form
@@ -147,7 +148,7 @@ def test_noisy_class_counts_may_miss_the_samples_by_what_the_noise_can_do():
 @given(st.lists(st.integers(0, 200), min_size=2, max_size=10).filter(any), st.floats(0.1, 20), st.integers(0, 2**31))
 def test_no_honest_noisy_histogram_is_refused(counts, epsilon, seed):
     how = SamplePrivacy(1.0, 1.0, 1e-5, epsilon)
-    noisy = how.class_counts(np.array(counts), seed, 0)
+    noisy = how.class_counts(np.array(counts), Seeded(seed), 0)
     form = Form(torch.float32, (len(counts),), 0, counts_samples=True)
     assert Guard({}, {"counts": form}, histogram=epsilon).problem({}, {"counts": noisy}, sum(counts)) == ""
 

@@ -18,6 +18,7 @@ from cwfed.engine.bench import LocalTraining
 from cwfed.errors import ConfigError
 from cwfed.guard import Guard, example, form_of, misfit
 from cwfed.models import InputShape
+from cwfed.noise import Noise
 from cwfed.rng import stream, torch_stream
 from cwfed.types import Params, Uploads
 
@@ -107,11 +108,11 @@ class Blueprint:
             model = models.build(self.model_name, self.shape, self.classes, self.config.model.options)
             return self.algorithm.adapt(model, str(model.output_layer))
 
-    def training(self) -> LocalTraining:
-        """How a client trains."""
-        train = self.config.train
+    def training(self, noise: Noise | None = None) -> LocalTraining:
+        """How a client trains; its noise comes from the seed unless it has another source."""
+        train, seed = self.config.train, self.config.run.seed
         privacy = self.config.privacy.samples()
-        return LocalTraining(self.config.run.seed, train.lr, train.batch_size, train.epochs, train.precision, privacy)
+        return LocalTraining(seed, train.lr, train.batch_size, train.epochs, train.precision, privacy, noise)
 
     def check(self, federation: data.Federation) -> None:
         """Settings against data: what does not fit shows here, and not as a riddle in round 1."""

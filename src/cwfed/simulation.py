@@ -20,6 +20,7 @@ from cwfed.engine.precision import require_bf16
 from cwfed.errors import RunError
 from cwfed.events import Leak, Newcomers, PhaseResult, Round, Spent, Started
 from cwfed.experiment import Experiment
+from cwfed.noise import Seeded
 from cwfed.portrait import portray
 from cwfed.rounds import (
     Clock,
@@ -70,6 +71,7 @@ class Simulation(Experiment):
             steady=self.participants() == len(self.members) and train.dropout == 0,
         )
         if spent := self.spent(train.rounds):
+            dp.require_budget(spent, config.privacy.dp_budget)
             self.engine.rehearse(self._visit(self.start(), self.members[0], {}))
             self.notes.append(dp.promise(spent, train.rounds))
 
@@ -290,8 +292,9 @@ class Simulation(Experiment):
         dial, weight = self.config.privacy.dial(), self.task.output_weight
         if dial.norms == "exact":
             return stack
+        noise = Seeded(self.config.run.seed)
         rows = [
-            dial.turn({weight: stack[weight][row]}, self.task, self.config.run.seed, number, client)[weight]
+            dial.turn({weight: stack[weight][row]}, self.task, noise, number, client)[weight]
             for row, client in enumerate(participants)
         ]
         return stack | {weight: torch.stack(rows)}

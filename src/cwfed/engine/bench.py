@@ -26,6 +26,7 @@ from cwfed.engine import draws
 from cwfed.engine.precision import Precision, to_bf16
 from cwfed.errors import RunError
 from cwfed.models import output_layer, parameters_of, statistics
+from cwfed.noise import Noise
 from cwfed.rng import stream, torch_seed
 from cwfed.types import Output, Params, Start
 
@@ -43,6 +44,8 @@ class LocalTraining:
     precision: Precision = "fp32"
     privacy: SamplePrivacy | None = None
     """Differential privacy, which changes batches and gradients (`private.py`)."""
+    noise: Noise | None = None
+    """Where its noise comes from; None is the seed."""
 
 
 class Stopped(Exception):

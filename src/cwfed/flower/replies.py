@@ -52,7 +52,7 @@ def read_upload(hello: Hello, client: int, reply: Message, guard: Guard) -> tupl
     """A participant's update, and how good it says its model is."""
     content = content_of(reply)
     wire.check_size(content.array_records.values(), (guard.model, guard.beside))
-    metrics = wire.metrics(content, ("samples",), ("loss", "penalty"))
+    metrics = wire.metrics(content, ("samples",), ("penalty",), optional=("loss", "epsilon"))
     upload = Upload(
         client,
         wire.from_record(wire.arrays(content, "model"), "the model", guard.model),

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from cwfed.engine import Score
 from cwfed.errors import ConfigError, RunError
-from cwfed.events import Event, Note, PhaseResult, Round
+from cwfed.events import Event, Note, PhaseResult, Round, Spent
 from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
 from cwfed.flower.members import Hello, Members
@@ -36,6 +36,10 @@ NOTHING = ArrayRecord(), ConfigRecord()
 """Flower's steps are handed a common model and settings, which there are none of."""
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+ACCOUNTS = (
+    "a federation: the noise is each node's own, and epsilon is what its own account said with its last update; rounds whose "
+    "answer was lost cost too and are in that account only"
+)
 ASK_EVERY = 1.0
 """Seconds between two looks at who is connected."""
 
@@ -61,6 +65,11 @@ class Turn:
     trained: dict[int, Score] = field(default_factory=dict)
     received: dict[int, Score] = field(default_factory=dict)
 
+    def told(self, metric: str) -> list[float]:
+        """What the participants said; nothing where one of them did not: with differential privacy nobody tells its loss."""
+        found = [upload.metrics[metric] for upload in self.uploads if metric in upload.metrics]
+        return found if len(found) == len(self.uploads) else []
+
 
 class PersonalisedStrategy(Strategy):
     """Any algorithm of cwfed on Flower: `strategy.start(grid)` runs the federation of a plan."""
@@ -79,6 +88,8 @@ class PersonalisedStrategy(Strategy):
         self._ever: set[int] = set()
         """Clients that ever sent a model."""
         self._absent: set[int] = set()
+        self._epsilon: dict[int, float | None] = {}
+        """By client, what it last said that differential privacy has cost it."""
         self.stop = threading.Event()
         """Set by who wants the federation to end: at the next look for answers."""
 
@@ -125,6 +136,7 @@ class PersonalisedStrategy(Strategy):
         peers = progress.peers
         self.members.names, self.members.keys = list(peers.get("names", [])), list(peers.get("keys", []))
         self._ever = set(peers.get("ever", []))
+        self._epsilon = {int(client): epsilon for client, epsilon in peers.get("epsilon", {}).items()}
 
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each, where the federation is and what happened."""
@@ -273,6 +285,8 @@ class PersonalisedStrategy(Strategy):
                 upload, score = replies_of.read_upload(self.members.hellos[client], client, reply, self.guard)
                 turn.uploads.append(upload)
                 turn.up += upload.nbytes
+                if self._private:
+                    self._epsilon[client] = upload.metrics.get("epsilon")
                 if score:
                     turn.trained[client] = score
             except wire.BadMessage as error:
@@ -295,8 +309,7 @@ class PersonalisedStrategy(Strategy):
             in_vain = (*self.progress.in_vain, next(iter(turn.refused.values())))
         self.progress = Progress(server_round, closed.server, {}, kept | turn.trained, self._peers(), in_vain)
         turn.clock.lap("aggregate")
-        losses = [upload.metrics["loss"] for upload in turn.uploads]
-        return None, MetricRecord({"loss": mean(losses) or 0.0, "participants": len(losses)})
+        return None, MetricRecord({"loss": mean(turn.told("loss")) or 0.0, "participants": len(turn.uploads)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -349,9 +362,9 @@ class PersonalisedStrategy(Strategy):
             round=turn.number,
             participants=[upload.client for upload in turn.uploads],
             dropped=turn.lost,
-            loss=mean([upload.metrics["loss"] for upload in turn.uploads]),
-            penalty=mean([upload.metrics["penalty"] for upload in turn.uploads]),
-            client_loss=[upload.metrics["loss"] for upload in turn.uploads],
+            loss=mean(turn.told("loss")),
+            penalty=mean(turn.told("penalty")),
+            client_loss=turn.told("loss"),
             correlation=None,
             distance=None,
             received=self._result(turn.received),
@@ -362,6 +375,7 @@ class PersonalisedStrategy(Strategy):
             skipped=turn.skipped,
             scaled_back=turn.scaled_back,
             down_to_measure=turn.down_to_measure,
+            spent=self._spent() if turn.number == self.config.train.rounds else None,
             seconds=turn.clock.laps("report"),
         )
 
@@ -386,7 +400,19 @@ class PersonalisedStrategy(Strategy):
         return number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
 
     def _peers(self) -> dict[str, Any]:
-        return {"names": self.members.names, "keys": self.members.keys, "ever": sorted(self._ever)}
+        peers = {"names": self.members.names, "keys": self.members.keys, "ever": sorted(self._ever)}
+        epsilon = {str(client): epsilon for client, epsilon in sorted(self._epsilon.items())}
+        return peers | ({"epsilon": epsilon} if self._private else {})
+
+    @property
+    def _private(self) -> bool:
+        return self.config.privacy.dp != "off"
+
+    def _spent(self) -> Spent | None:
+        """What differential privacy has cost, as far as a server can know."""
+        privacy = self.config.privacy
+        epsilon = {str(client): epsilon for client, epsilon in sorted(self._epsilon.items())}
+        return Spent(privacy.dp_delta, epsilon, privacy.dp_histogram, ACCOUNTS) if self._private else None
 
     def _send(self, client: int, number: int, download: Download, kind: str, told: dict[str, Any]) -> Message:
         told = {"client": client, "round": number, **told}
