@@ -63,12 +63,17 @@ class Blueprint:
     def first_state(self) -> Any:
         """The server's state before round 1."""
         state = self.algorithm.init(self.fresh, self.task)
-        if self.config.guard.norm_bound and len(self.algorithm.send(state, 0).models) != 1:
+        if self.config.guard.norm_bound and not self.sends_one_model(state):
             raise ConfigError(
                 "guard.norm_bound compares an upload with the one model that the client was sent, "
                 f"and {self.config.algorithm_name} does not send one model: set it to 0"
             )
         return state
+
+    def sends_one_model(self, state: Any = None) -> bool:
+        """Whether a client is sent one model that its upload can be compared with; from the start, or from a state."""
+        state = self.algorithm.init(self.fresh, self.task) if state is None else state
+        return len(self.algorithm.send(state, 0).models) == 1
 
     def _check_dial(self) -> None:
         """Blurring norms is refused where it would hide nothing."""

@@ -271,12 +271,17 @@ def test_the_guard_refuses_everything_else(name, monkeypatch):
     assert guard.problem(model, beside, count) == ""
 
 
-VALUES = st.one_of(
-    st.sampled_from([0.0, 1e-45, -1e-45, 1e-20, 1.0, -1.0, 1e9, 1e18, -1e18, 3e38, -3e38, math.inf]),
-    st.floats(width=32),
+EXTREMES = [0.0, 1e-45, 1.0, 1e9, 1e18, 3e38]
+VALUES = st.one_of(st.sampled_from([*EXTREMES, *(-value for value in EXTREMES), math.inf]), st.floats(width=32))
+UPLOADS = st.tuples(
+    st.booleans(),
+    st.sampled_from([1, 7, 10**9]),
+    VALUES,
+    VALUES,
+    st.sampled_from([0.0, 3e38, 1e-45]),
+    st.integers(0, 2),
 )
-UPLOADS = st.tuples(st.sampled_from([1, 7, 10**9]), VALUES, VALUES, st.integers(0, 2), st.booleans())
-"""Samples; the values of all tensors, the second one at this place of each row; whether the guard's bounds are kept."""
+"""Whether class counts are honest; samples; the value of all numbers, and another one at a place of each row; class counts; the place."""
 VARIANTS = {
     "cfl": [["algorithm.warm_up=0", "algorithm.eps1=1e30", "algorithm.eps2=0"]],  # every cluster splits at once
     "cwfedavg": [
@@ -288,16 +293,16 @@ VARIANTS = {
 }
 
 
-def upload(form, samples, value, other, place, bounded):
-    """One tensor of such an upload."""
+def upload(form, honest, samples, value, other, count, place):
+    """One tensor of such an upload; an honest one is as extreme as the guard lets it be."""
     if not form.dtype.is_floating_point:
         return torch.full(form.shape, place, dtype=form.dtype)
+    if form.counts_samples:
+        return torch.full(form.shape, count) if not honest else torch.eye(*form.shape)[place] * samples
     tensor = torch.full(form.shape, value, dtype=form.dtype)
     if tensor.dim():
         tensor[..., place % tensor.shape[-1]] = other
-    if bounded and form.counts_samples:
-        tensor = torch.nn.functional.one_hot(torch.tensor(place), len(tensor)) * torch.tensor(float(samples))
-    return tensor.clamp(form.low, form.high) if bounded else tensor
+    return tensor.clamp(form.low, form.high)
 
 
 @settings(max_examples=25, deadline=None)
@@ -311,8 +316,8 @@ def test_no_uploads_that_pass_the_guard_give_a_state_or_a_model_that_is_not_fini
         sent = []
         for client, chosen in enumerate(data.draw(st.tuples(*[UPLOADS] * blueprint.clients))):
             model, beside = ({n: upload(f, *chosen) for n, f in kind.items()} for kind in (guard.model, guard.beside))
-            if not guard.problem(model, beside, chosen[0]):
-                sent.append((client, model, beside, chosen[0]))
+            if not guard.problem(model, beside, chosen[1]):
+                sent.append((client, model, beside, chosen[1]))
         if not sent:
             continue
         clients, models, besides, samples = zip(*sent, strict=True)
