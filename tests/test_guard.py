@@ -203,6 +203,14 @@ def test_no_state_is_taken_over_that_is_not_finite():
     )
 
 
+@pytest.mark.parametrize("settings_", [["algorithm.distribution=empirical"], ["algorithm.name=fednh"]])
+def test_a_checkpoint_of_a_method_that_sends_label_counts_is_tried_with_possible_ones(settings_):
+    """With zeros, which no honest client sends, a good state looked like a damaged one, and the run could not be resumed."""
+    simulation = Simulation(small(*settings_, "run.engine=loop"))
+    simulation.try_state(simulation.first_state(), simulation.members)
+    simulation.close()
+
+
 @pytest.mark.parametrize(
     ("tree", "fine"),
     [
