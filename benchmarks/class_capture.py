@@ -2,14 +2,17 @@
 
     CWFED_DATA=... python benchmarks/class_capture.py [OUT]
 
-20 clients, one of them bad; all accuracies are those of the 19 others, on the models the server hands out. Runs that are
-in OUT already are only read, unfinished ones go on.
+20 clients (on digits also 5, where every class has one holder), one of them bad; all accuracies are those of the others, on the
+models the server hands out. Three seeds: another split, another attacker, other initial models. Runs that are in OUT already are
+only read, unfinished ones go on.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,23 +26,39 @@ from cwfed.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 COMMON = ["run.save_models=none", "run.evaluate_every=5", "adversary.clients=1", "train.lr=0.05"]
-DATA = {
-    "cifar10": ["data.name=cifar10", "data.samples=4000", "train.rounds=20"],
-    "digits": ["data.name=digits", "model.name=mlp", "train.rounds=30"],
-}
+SEEDS = (0, 1, 2)
 CLEAN, STRONG, ABSURD = "clean", "attack x 100", "attack x 10,000"
 STRENGTHS = {CLEAN: 1.0, STRONG: 100.0, ABSURD: 10_000.0}
-COLUMNS = {"cifar10": (CLEAN, STRONG), "digits": (CLEAN, STRONG, ABSURD)}
 CAP, BOUND = ["algorithm.class_cap=0.25"], ["guard.norm_bound=2"]
 MEDIAN, TRIMMED = ["algorithm.robust=median"], ["algorithm.robust=trimmed", "algorithm.trim=0.3"]
 DEFENCES = {
     "none": [],
-    "class cap 0.25": CAP,
     "norm bound 2": BOUND,
-    "median": MEDIAN,
-    "trimmed mean 0.3": TRIMMED,
+    "trimmed mean 0.3 and bound": [*TRIMMED, *BOUND],
+    "class cap 0.25": CAP,
     "cap and trimmed": [*CAP, *TRIMMED],
     "cap, trimmed and bound": [*CAP, *TRIMMED, *BOUND],
+    "median": MEDIAN,
+    "trimmed mean 0.3": TRIMMED,
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is run on one kind of data."""
+
+    settings: Sequence[str]
+    columns: Sequence[str]
+    defences: Sequence[str]
+
+
+DIGITS = ["data.name=digits", "model.name=mlp", "train.rounds=30"]
+STUDIES = {
+    "digits, 5 clients": Study([*DIGITS, "data.clients=5"], (CLEAN, STRONG), tuple(DEFENCES)[:5]),
+    "digits, 20 clients": Study(DIGITS, (CLEAN, STRONG, ABSURD), tuple(DEFENCES)),
+    "cifar10, 20 clients": Study(
+        ["data.name=cifar10", "data.samples=4000", "train.rounds=20"], (CLEAN, STRONG), tuple(DEFENCES)[:4]
+    ),
 }
 
 
@@ -54,17 +73,11 @@ class Outcome:
     stopped: int
     """The round in which it was given up because every update was refused; 0 where it was not."""
 
-    def __str__(self) -> str:
-        words = [f"{self.accuracy:.1%}"]
-        words += [f"{self.refused} refused"] if self.refused else []
-        words += [f"given up in round {self.stopped}"] if self.stopped else []
-        return ", ".join(words)
 
-
-def carry_out(data: str, defence: str, column: str, out: Path) -> Outcome:
-    name = f"{data} {defence} {column}".replace(" ", "-").replace(",", "")
-    settings = [*COMMON, *DATA[data], *DEFENCES[defence], f"adversary.strength={STRENGTHS[column]}"]
-    config = configs.load(None, settings)
+def carry_out(study: str, defence: str, column: str, seed: int, out: Path) -> Outcome:
+    name = f"{study} {defence} {column} {seed}".replace(" ", "-").replace(",", "")
+    settings = [*COMMON, *STUDIES[study].settings, *DEFENCES[defence], f"adversary.strength={STRENGTHS[column]}"]
+    config = configs.load(None, [*settings, f"run.seed={seed}"])
     given_up = False
     try:
         cwfed.run(config, out / name, resume=True, data_dir=os.environ.get("CWFED_DATA"))
@@ -78,15 +91,27 @@ def carry_out(data: str, defence: str, column: str, out: Path) -> Outcome:
     return Outcome(evaluated[-1], refused, happened[-1].round if given_up else 0)
 
 
-def draw(found: dict[str, dict[str, Outcome]], path: Path) -> None:
+def mean(outcomes: Sequence[Outcome]) -> float:
+    return 100 * statistics.mean(outcome.accuracy for outcome in outcomes)
+
+
+def cell(outcomes: Sequence[Outcome]) -> str:
+    """The mean and the standard deviation over seeds, and how many runs did not get to their end."""
+    spread = 100 * statistics.stdev(outcome.accuracy for outcome in outcomes)
+    given_up = sum(outcome.stopped > 0 for outcome in outcomes)
+    return f"{mean(outcomes):.1f} ± {spread:.1f}" + (f", {given_up} given up" if given_up else "")
+
+
+def draw(found: dict[str, dict[str, list[Outcome]]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 3.6), constrained_layout=True)
+    defences = list(next(iter(found.values())))
     width = 0.8 / len(found)
     for i, (column, outcomes) in enumerate(found.items()):
-        at = [x + (i - (len(found) - 1) / 2) * width for x in range(len(DEFENCES))]
-        heights = [100 * outcomes[defence].accuracy for defence in DEFENCES]
+        at = [x + (i - (len(found) - 1) / 2) * width for x in range(len(defences))]
+        heights = [mean(outcomes[defence]) for defence in defences]
         bars = axes.bar(at, heights, width, label=column, color=("#4c72b0", "#dd8452", "#c44e52")[i])
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
-    axes.set_xticks(range(len(DEFENCES)), [name.replace(" and ", "\nand ") for name in DEFENCES], fontsize=8)
+    axes.set_xticks(range(len(defences)), [name.replace(" and ", "\nand ") for name in defences], fontsize=8)
     axes.set_ylabel("accuracy of honest clients, %")
     axes.legend(fontsize=8, ncols=len(found), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -94,13 +119,15 @@ def draw(found: dict[str, dict[str, Outcome]], path: Path) -> None:
 
 
 def main(out: str = "runs/class-capture") -> None:
-    for data, columns in COLUMNS.items():
-        found = {c: {defence: carry_out(data, defence, c, Path(out)) for defence in DEFENCES} for c in columns}
-        print(f"\n| {data} |", " | ".join(found), "|")
+    for name, study in STUDIES.items():
+        found: dict[str, dict[str, list[Outcome]]] = {column: {} for column in study.columns}
+        print(f"\n| {name} |", " | ".join(found), "|")
         print("|---|" + "---|" * len(found))
-        for defence in DEFENCES:
-            print(f"| {defence} |", " | ".join(str(outcomes[defence]) for outcomes in found.values()), "|")
-        if data == "cifar10":
+        for defence in study.defences:
+            for column in study.columns:
+                found[column][defence] = [carry_out(name, defence, column, seed, Path(out)) for seed in SEEDS]
+            print(f"| {defence} |", " | ".join(cell(found[column][defence]) for column in found), "|", flush=True)
+        if name.startswith("cifar10"):
             draw(found, ROOT / "docs" / "class-capture.png")
 
 

@@ -17,6 +17,7 @@ from cwfed.algorithms import FedAvg
 from cwfed.dp import SamplePrivacy
 from cwfed.engine.private import PrivateBench
 from cwfed.errors import ConfigError
+from cwfed.noise import FromSystem, Seeded
 from cwfed.rng import stream
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
@@ -40,13 +41,15 @@ def private(*settings):
 def test_clipping_by_hand():
     """Sample 0 has the gradient (3; 0, 4) of norm 5, sample 1 (0; 0.3, 0.4) of norm 0.5; clipped at 1, over both tensors together."""
     gradients = [torch.tensor([[3.0], [0.0]]), torch.tensor([[0.0, 4.0], [0.3, 0.4]])]
-    first, second = dp.private_sum(gradients, how(1.0), torch.Generator())
+    first, second = dp.private_sum(gradients, how(1.0), torch.zeros_like)
     assert first.tolist() == pytest.approx([0.6])
     assert second.tolist() == pytest.approx([0.3, 0.8 + 0.4])
 
 
-def test_noise_has_the_deviation_clip_times_multiplier():
-    (drawn,) = dp.private_sum([torch.zeros(0, 200, 500)], how(clip=0.5, noise=3.0), torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("source", [Seeded(0), FromSystem(np.zeros)], ids=["seed", "system"])
+def test_noise_has_the_deviation_clip_times_multiplier(source):
+    normals = source.normals(torch.device("cpu"), 1, 2)
+    (drawn,) = dp.private_sum([torch.zeros(0, 200, 500)], how(clip=0.5, noise=3.0), normals)
     assert float(drawn.std()) == pytest.approx(1.5, rel=0.01)
     assert float(drawn.mean()) == pytest.approx(0, abs=0.02)
 
@@ -90,7 +93,7 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip(bench):
     bench.privacy = how(0.01, 0.0)
     inputs, labels = a_batch(bench, 8)
     whole, without = (
-        dp.private_sum(bench.per_sample(inputs[:n], labels[:n])[0], bench.privacy, torch.Generator()) for n in (8, 7)
+        dp.private_sum(bench.per_sample(inputs[:n], labels[:n])[0], bench.privacy, torch.zeros_like) for n in (8, 7)
     )
     moved = torch.stack([(a - b).square().sum() for a, b in zip(whole, without, strict=True)]).sum().sqrt()
     assert 0.0099 < float(moved) < 0.0101  # its gradient is longer than the clip
@@ -127,9 +130,32 @@ def test_histogram_by_hand():
     noisy = dp.noisy_histogram(counts, np.array([1.0, -3.0, 0.5]), how(histogram=0.5))
     assert noisy.tolist() == [7, 0, 1]  # noise of scale 1 / 0.5; nothing below 0
     assert dp.noisy_histogram(counts, np.array([-3.0, -1, 0]), how(histogram=0.5)).tolist() == [1, 1, 1]
-    once = how(histogram=1.0).class_counts(counts, 0, 4)
-    assert torch.equal(once, how(histogram=1.0).class_counts(counts, 0, 4))  # the same in every round: spent once
-    assert not torch.equal(once, how(histogram=1.0).class_counts(counts, 0, 5))
+    once = how(histogram=1.0).class_counts(counts, Seeded(0), 4)
+    assert torch.equal(
+        once, how(histogram=1.0).class_counts(counts, Seeded(0), 4)
+    )  # the same in every round: spent once
+    assert not torch.equal(once, how(histogram=1.0).class_counts(counts, Seeded(0), 5))
+
+
+def test_trainings_of_different_kinds_add_up_in_the_accountant():
+    accountant = RDPAccountant()
+    accountant.history = [(1.0, 0.1, 20), (2.0, 0.5, 10)]
+    both = dp.dp_sgd_epsilon(((1.0, 0.1, 20), (2.0, 0.5, 10)), 1e-5)
+    assert both == pytest.approx(accountant.get_epsilon(1e-5))
+    assert both > dp.dp_sgd_epsilon(((1.0, 0.1, 20),), 1e-5)
+    assert dp.dp_sgd_epsilon(((1.0, 0.1, 20), (0.0, 0.1, 1)), 1e-5) is None
+
+
+def test_a_simulation_that_would_pass_the_budget_does_not_begin():
+    within = private("privacy.dp_budget=1000").spent(3)
+    largest = max(within.epsilon.values())
+    with pytest.raises(
+        ConfigError, match=r"privacy.dp_budget = 1, but epsilon of client \d would be \d+\.\d\d after"
+    ):
+        private("privacy.dp_budget=1")
+    private(f"privacy.dp_budget={largest + 0.001}").close()
+    with pytest.raises(ConfigError, match="would be without bound"):
+        private("privacy.dp_budget=1000", "privacy.dp_noise=0")
 
 
 # --- runs
@@ -155,6 +181,8 @@ def test_summary_has_epsilon_for_who_took_part(tmp_path):
     took_part = {str(c) for e in finish(Simulation(small(*settings)))[1] for c in e.participants}
     assert spent["per_client"].keys() == took_part
     assert "differential privacy of every sample: epsilon" in summary["notes"][0]
+    assert "a simulation: its noise comes from run.seed" in summary["notes"][0]
+    assert summary["privacy"]["known"] == dp.SIMULATED
     more = session.run(small(*settings[:3], "train.rounds=4"), tmp_path / "run", resume=True)
     assert more["privacy"]["epsilon"] > spent["epsilon"]
     assert "privacy" not in session.run(small())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,15 +14,18 @@ from hypothesis import strategies as st
 
 from cwfed import session
 from cwfed.algorithms.fedavg import FedAvg, Local
+from cwfed.config import GuardSection
 from cwfed.console import print_summary
+from cwfed.dp import SamplePrivacy
 from cwfed.errors import ConfigError, RunError
 from cwfed.events import Round
 from cwfed.folder import RunFolder
-from cwfed.guard import Guard, bounded, form_of, misfit
-from cwfed.rounds import to_tree
+from cwfed.guard import Guard, bounded, form_of, harmless, is_finite_state, misfit
+from cwfed.noise import Seeded
+from cwfed.rounds import SPOILS, close, to_tree
 from cwfed.simulation import Simulation
 from cwfed.types import Form
-from tests.algorithms.helpers import task
+from tests.algorithms.helpers import model, task, uploads
 from tests.conftest import finish, leaves, small
 
 GOOD = {"w": torch.ones(2, 3), "b": torch.zeros(())}
@@ -61,6 +66,7 @@ def test_what_is_refused_and_why(model, beside, samples, says):
     [
         (Form(torch.float32, (), 0), -1.0, False),  # bounded on one side only
         (Form(torch.float32, (), 0), 1e9, True),
+        (Form(torch.float32, ()), -2e18, False),
         (Form(torch.float32, (), high=3), 4.0, False),
         (Form(torch.float32, (), high=3), 3.0, True),
         (Form(torch.float32, (), 2, 2), 2.0, True),
@@ -89,13 +95,133 @@ def test_a_guard_knows_what_its_algorithm_uploads():
     assert Guard.of(Local(), GOOD, task(3), 5) == Guard({}, {}, 5)
 
 
-def test_large_finite_numbers_are_not_mistaken_for_infinity():
-    """Their sum overflows; a closer look shows that every one of them is a number."""
-    large = GOOD | {"w": torch.full((2, 3), 3e38)}
-    assert large["w"].sum().isinf()
+def test_large_finite_numbers_are_not_mistaken_for_too_large_ones():
+    """The norm of the row is above the bound; a closer look shows that none of its numbers is."""
+    large = GOOD | {"w": torch.full((2, 3), 0.99e18)}
+    assert large["w"].norm() > 1e18
     assert GUARD.problem(large, BESIDE, 5) == ""
     stack = {name: torch.stack([w, GOOD[name]]) for name, w in large.items()}
     assert GUARD.problems(stack, [BESIDE, BESIDE], [5, 5]) == {}
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38, 1.1e18])
+def test_numbers_that_sums_cannot_hold_are_refused(value):
+    """Two uploads with 3e38 are a float32 mean that is infinite."""
+    large = GOOD | {"w": torch.full((2, 3), value)}
+    says = "w of the model has values outside -1e+18 to 1e+18"
+    assert GUARD.problem(large, BESIDE, 5) == says
+    stack = {name: torch.stack([GOOD[name], w]) for name, w in large.items()}
+    assert GUARD.problems(stack, [BESIDE, BESIDE], [5, 5]) == {1: says}
+
+
+LARGEST_FLOAT = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    ("counts", "samples", "says"),
+    [
+        ([3.0, 4.0], 7, ""),
+        ([0.0, 7.0], 7, ""),
+        ([0.0, 0.0], 7, "add up to 0, not to its 7 samples"),
+        ([3.0, 5.0], 7, "add up to 8, not to its 7 samples"),
+        ([LARGEST_FLOAT, 0.0], 7, "outside 0 to 1e"),
+        ([1e18, 0.0], 10**9, "add up to 1e.18, not to its 1,000,000,000 samples"),
+        ([1e-45, 0.0], 1, "not to its 1 samples"),
+        ([-1.0, 8.0], 7, "outside 0 to 1e"),
+        ([0.5e9, 0.3e9], 8 * 10**8, ""),  # float32 rounds such counts
+    ],
+)
+def test_class_counts_are_those_of_the_samples(counts, samples, says):
+    form = Form(torch.float32, (2,), 0, counts_samples=True)
+    found = Guard(form_of(GOOD), {"counts": form}).problem(GOOD, {"counts": torch.tensor(counts)}, samples)
+    assert re.search(says, found) if says else found == ""
+
+
+def test_noisy_class_counts_may_miss_the_samples_by_what_the_noise_can_do():
+    """Laplace noise of scale 1 / 2 on two classes, never above 50 / 2 each: 7 samples may be up to 57, but not none."""
+    guard = Guard(form_of(GOOD), {"counts": Form(torch.float32, (2,), 0, counts_samples=True)}, histogram=2.0)
+    for counts, is_fine in (((57.0, 0.0), True), ((58.0, 0.0), False), ((0.0, 0.0), False), ((0.1, 0.0), True)):
+        assert (guard.problem(GOOD, {"counts": torch.tensor(counts)}, 7) == "") == is_fine
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=2, max_size=10).filter(any), st.floats(0.1, 20), st.integers(0, 2**31))
+def test_no_honest_noisy_histogram_is_refused(counts, epsilon, seed):
+    how = SamplePrivacy(1.0, 1.0, 1e-5, epsilon)
+    noisy = how.class_counts(np.array(counts), Seeded(seed), 0)
+    form = Form(torch.float32, (len(counts),), 0, counts_samples=True)
+    assert Guard({}, {"counts": form}, histogram=epsilon).problem({}, {"counts": noisy}, sum(counts)) == ""
+
+
+# --- uploads that look fine and give no state
+
+
+@pytest.mark.parametrize("bad", [set(), {0}, {6}, {2, 3}, {0, 1, 2, 3, 4, 5, 6}])
+def test_culprits_are_found_and_nobody_else_is_refused(bad):
+    up = uploads(range(7), [[1.0 + row] for row in range(7)])
+    tries = []
+
+    def is_good(rows):
+        tries.append(rows)
+        return not bad & set(rows)
+
+    assert harmless(up, is_good) == [row for row in range(7) if row not in bad]
+    assert len(tries) <= 1 + 2 * 3 * max(1, len(bad))
+
+
+def test_of_two_that_only_spoil_together_the_larger_one_is_refused():
+    up = uploads((4, 7, 9), [[5.0], [2.0], [3.0]])
+    assert harmless(up, lambda rows: not {0, 2} <= set(rows)) == [1, 2]
+
+
+@dataclass(frozen=True)
+class Inverse(FedAvg):
+    """A user's algorithm that divides by what it is sent."""
+
+    def aggregate(self, state, up):
+        inverses = {name: 1 / w for name, w in up.models.items()}
+        return {"model": state["model"], "inverse": {name: w.sum(0) for name, w in inverses.items()}}
+
+
+def test_no_state_is_taken_over_that_is_not_finite():
+    up = uploads((3, 5, 8), [[1.0], [0.0], [2.0]], [10, 20, 30])
+    state = {"model": model(7.0)}
+    closed = close(Inverse(), state, up, lambda _: model(0.0), GuardSection())
+    assert closed.refused == {5: SPOILS}
+    assert closed.participants == [3, 8]
+    assert closed.server["inverse"]["w"].tolist() == [1.5]
+    assert closed.uploads.counts.tolist() == [10, 30]
+    assert closed.skipped == ""
+    few = close(Inverse(), state, up, lambda _: model(0.0), GuardSection(least=3))
+    assert (few.server, few.participants, few.refused) == (state, [], {5: SPOILS})
+    assert few.skipped == "2 good updates, and guard.least = 3"
+    nothing = close(Inverse(), state, uploads((1,), [[0.0]]), lambda _: model(0.0), GuardSection())
+    assert (nothing.server, nothing.refused, nothing.skipped) == (
+        state,
+        {1: SPOILS},
+        "0 good updates, and guard.least = 1",
+    )
+
+
+@pytest.mark.parametrize("settings_", [["algorithm.distribution=empirical"], ["algorithm.name=fednh"]])
+def test_a_checkpoint_of_a_method_that_sends_label_counts_is_tried_with_possible_ones(settings_):
+    """With zeros, which no honest client sends, a good state looked like a damaged one, and the run could not be resumed."""
+    simulation = Simulation(small(*settings_, "run.engine=loop"))
+    simulation.try_state(simulation.first_state(), simulation.members)
+    simulation.close()
+
+
+@pytest.mark.parametrize(
+    ("tree", "fine"),
+    [
+        ({"a": [torch.ones(2), {"b": torch.tensor(3)}], "c": "text", "d": None, "e": 1.5}, True),
+        ({"a": [torch.ones(2), {"b": torch.tensor(math.nan)}]}, False),
+        ({"a": (torch.ones(2), math.inf)}, False),
+        ({"a": torch.zeros(0), "b": torch.tensor([3e38, 3e38])}, True),
+    ],
+)
+def test_a_state_is_searched_to_its_leaves(tree, fine):
+    assert is_finite_state(tree) == fine
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,6 +8,7 @@ import torch
 
 from cwfed import privacy
 from cwfed.errors import ConfigError
+from cwfed.noise import Seeded
 from cwfed.privacy import Dial
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
@@ -36,7 +37,7 @@ def test_noise_by_hand():
 
 
 def test_only_the_lengths_of_output_rows_change():
-    blurred = Dial("noise", 0.5).turn(MODEL, TASK, 0, 1, 2)
+    blurred = Dial("noise", 0.5).turn(MODEL, TASK, Seeded(0), 1, 2)
     before, after = MODEL["out.weight"], blurred["out.weight"]
     assert not torch.equal(before[0], after[0])
     cosine = torch.nn.functional.cosine_similarity(before[:2], after[:2])
@@ -49,8 +50,8 @@ def test_only_the_lengths_of_output_rows_change():
 
 
 def test_noise_is_a_function_of_seed_round_and_client():
-    def turned(*key):
-        return Dial("noise", 0.5).turn(MODEL, TASK, *key)["out.weight"]
+    def turned(seed, *key):
+        return Dial("noise", 0.5).turn(MODEL, TASK, Seeded(seed), *key)["out.weight"]
 
     assert torch.equal(turned(0, 1, 2), turned(0, 1, 2))
     for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
@@ -58,7 +59,7 @@ def test_noise_is_a_function_of_seed_round_and_client():
 
 
 def test_exact_is_the_same_object_and_no_noise_the_same_bits():
-    assert Dial().turn(MODEL, TASK, 0, 1, 2) is MODEL
+    assert Dial().turn(MODEL, TASK, Seeded(0), 1, 2) is MODEL
     exact, still = (finish(Simulation(small(*s))) for s in ([], ["privacy.norms=noise", "privacy.norm_noise=0"]))
     assert leaves(to_tree(exact[0])) == leaves(to_tree(still[0]))
     assert list(map(without_seconds, exact[1])) == list(map(without_seconds, still[1]))

@@ -248,6 +248,9 @@ class PrivacySection(Section):
     dp_delta: float = Field(1e-5, gt=0, lt=1)
     dp_histogram: float = Field(0.0, ge=0)
     """The epsilon spent once on the class histogram that WDR needs; 0 releases none, WDR is then refused."""
+    dp_budget: float = Field(0.0, ge=0)
+    """The largest epsilon that a client may spend; 0 is any. A simulation that would pass it does not begin; the node of a
+    federation keeps its own account and takes no further part."""
 
     def dial(self) -> Dial:
         """What the maths needs to know."""

@@ -102,6 +102,8 @@ class Spent:
     """By client, of those that took part; None is without bound."""
     histogram: float
     """How much of each epsilon went into the class histogram."""
+    known: str = ""
+    """Where the noise comes from and who kept the account; events of earlier versions do not say it."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from cwfed.config import Config
 from cwfed.engine.base import Job, Visit
 from cwfed.engine.bench import OPTIMIZER, LocalTraining
 from cwfed.errors import ConfigError
-from cwfed.guard import Guard, form_of, misfit
+from cwfed.guard import Guard, example, form_of, misfit
 from cwfed.models import InputShape
+from cwfed.noise import Noise
 from cwfed.rng import stream, torch_stream
 from cwfed.types import Download, Params, Start, Uploads
 
@@ -57,7 +58,9 @@ class Blueprint:
         """The initial model as it travels."""
         self.kept_names = self.algorithm.keeps(tuple(self.initial), self.task)
         """The tensors that stay with a client until its next round."""
-        self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples)
+        privacy = config.privacy.samples()
+        histogram = privacy.histogram if privacy else 0.0
+        self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples, histogram)
         self._check_dial()
 
     @property
@@ -88,20 +91,25 @@ class Blueprint:
         """A model with the initial tensors in place of those that do not travel."""
         return model if model.keys() >= self.initial.keys() else self.initial | model
 
-    def job(self, federation: data.Federation, device: torch.device) -> Job:
+    def job(self, federation: data.Federation, device: torch.device, noise: Noise | None = None) -> Job:
         """What an engine is to carry out."""
         samples = data.Samples(federation.data.inputs, federation.data.labels, device)
-        return Job(self.algorithm, self.template, self.task, federation, samples, self.training())
+        return Job(self.algorithm, self.template, self.task, federation, samples, self.training(noise))
 
     def first_state(self) -> Any:
         """The server's state before round 1."""
         state = self.algorithm.init(self.fresh, self.task)
-        if self.config.guard.norm_bound and len(self.algorithm.send(state, 0).models) != 1:
+        if self.config.guard.norm_bound and not self.sends_one_model(state):
             raise ConfigError(
                 "guard.norm_bound compares an upload with the one model that the client was sent, "
                 f"and {self.config.algorithm_name} does not send one model: set it to 0"
             )
         return state
+
+    def sends_one_model(self, state: Any = None) -> bool:
+        """Whether a client is sent one model that its upload can be compared with; from the start, or from a state."""
+        state = self.algorithm.init(self.fresh, self.task) if state is None else state
+        return len(self.algorithm.send(state, 0).models) == 1
 
     def _check_dial(self) -> None:
         """Blurring norms is refused where it would hide nothing."""
@@ -119,7 +127,7 @@ class Blueprint:
             clients=tuple(clients),
             models={name: torch.stack([self.initial[name]] * len(clients)) for name in self.guard.model},
             counts=torch.ones(len(clients)),
-            extras={n: torch.zeros(len(clients), *f.shape, dtype=f.dtype) for n, f in self.guard.beside.items()},
+            extras={name: torch.stack([example(form)] * len(clients)) for name, form in self.guard.beside.items()},
         )
         for made in (state, self.algorithm.aggregate(state, uploads)):
             for client in clients:
@@ -141,17 +149,18 @@ class Blueprint:
             model = models.build(self.model_name, self.shape, self.classes, self.config.model.options)
             return self.algorithm.adapt(model, str(model.output_layer))
 
-    def training(self) -> LocalTraining:
-        """How a client trains."""
-        train = self.config.train
+    def training(self, noise: Noise | None = None) -> LocalTraining:
+        """How a client trains; its noise comes from the seed unless it has another source."""
+        train, seed = self.config.train, self.config.run.seed
         privacy = self.config.privacy.samples()
         return LocalTraining(
-            seed=self.config.run.seed,
+            seed=seed,
             lr=train.lr,
             batch_size=train.batch_size,
             epochs=train.epochs,
             precision=train.precision,
             privacy=privacy,
+            noise=noise,
             optimizer=train.make_optimizer(),
             keep_optimizer=train.keep_optimizer,
             schedule=train.make_schedule(),

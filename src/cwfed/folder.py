@@ -51,6 +51,7 @@ ADDED_LATER = {
     "privacy.dp_noise": 1.0,
     "privacy.dp_delta": 1e-5,
     "privacy.dp_histogram": 0.0,
+    "privacy.dp_budget": 0.0,
 }
 """Settings that older runs do not have: at these values they mean what was done then."""
 FREE_TO_CHANGE = {
@@ -60,6 +61,7 @@ FREE_TO_CHANGE = {
     "run.device",
     "run.checkpoint_seconds",
     "run.save_models",
+    "privacy.dp_budget",
 }
 """Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
 

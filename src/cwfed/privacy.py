@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cwfed.rng import stream
+from cwfed.noise import Noise
 from cwfed.types import Params, Task
 
 TINY = 1e-12
@@ -35,14 +35,14 @@ class Dial:
     """Standard deviation of the noise, in mean norms."""
     levels: int = 2
 
-    def turn(self, model: Params, task: Task, seed: int, round_: int, client: int) -> Params:
+    def turn(self, model: Params, task: Task, noise: Noise, round_: int, client: int) -> Params:
         """What this client uploads in place of its model; the model itself is not changed."""
         if self.norms == "exact":
             return model
         weight = model[task.output_weight]
         norms = torch.linalg.vector_norm(weight, dim=1)
         if self.norms == "noise":
-            drawn = stream(seed, "privacy", round_, client).standard_normal(len(norms))
+            drawn = noise.draws("privacy", round_, client).standard_normal(len(norms))
             blurred = noisy(norms, self.noise, torch.from_numpy(drawn).to(norms))
         else:
             blurred = coarse(norms, self.levels)

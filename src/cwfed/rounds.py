@@ -1,27 +1,31 @@
-"""What rounds are made of, in a simulation as in a real federation: who is invited, what is remembered, how scores add up."""
+"""What rounds are made of, in a simulation as in a real federation: who is invited, how a round is closed, what is remembered, how
+scores add up."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed.config import Config
+from cwfed.algorithms import FedAvg
+from cwfed.config import Config, GuardSection
 from cwfed.engine.base import Score
 from cwfed.errors import RunError
 from cwfed.events import PhaseResult
 from cwfed.experiment import how_many
+from cwfed.guard import bounded, harmless, is_finite_state
 from cwfed.rng import stream
-from cwfed.types import Params
+from cwfed.types import Params, Uploads
 
 FUTILE = 3
 """After so many rounds in a row in which every update was refused, a run is given up."""
+SPOILS = "with its update the server's state is no longer made of finite numbers"
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,58 @@ def is_lost(config: Config, number: int, client: int) -> bool:
     """Whether an invited client is lost on the way, where the experiment has that happen."""
     chance = config.train.dropout
     return chance > 0 and bool(stream(config.run.seed, "lost", number, client).random() < chance)
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What became of the updates of a round."""
+
+    server: Any
+    """The algorithm's state: the old one where nothing was aggregated."""
+    uploads: Uploads | None = None
+    """What was aggregated."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """By client, why its update was left out although it looked fine by itself."""
+    scaled_back: list[int] = field(default_factory=list)
+    """Whose update was longer than `guard.norm_bound` allows."""
+    skipped: str = ""
+    """Why nothing was aggregated."""
+
+    @property
+    def participants(self) -> list[int]:
+        """Whose update was aggregated."""
+        return list(self.uploads.clients) if self.uploads else []
+
+
+def close(
+    algorithm: FedAvg, server: Any, up: Uploads | None, sent: Callable[[int], Params], rules: GuardSection
+) -> Closed:
+    """Aggregate the updates that passed the guard; `sent(client)` is the model that a client was sent.
+
+    No state is taken over that has a number that is not finite: who made it so is refused. Too few good updates change
+    nothing.
+    """
+
+    def attempt(some: Uploads) -> Closed:
+        longer = list[int]()
+        if rules.norm_bound:
+            models, longer = bounded(some.models, lambda row: sent(some.clients[row]), rules.norm_bound)
+            some = replace(some, models=models)
+        scaled_back = [some.clients[row] for row in longer]
+        return Closed(algorithm.aggregate(server, some), some, scaled_back=scaled_back)
+
+    refused = dict[int, str]()
+    if up is not None and len(up.clients) >= rules.least:
+        closed = attempt(up)
+        if is_finite_state(closed.server):
+            return closed
+        everybody, whole = up.clients, up
+        up = up.only(harmless(up, lambda rows: is_finite_state(attempt(whole.only(rows)).server)))
+        refused = {client: SPOILS for client in everybody if client not in up.clients}
+        if len(up.clients) >= rules.least:
+            return replace(attempt(up), refused=refused)
+    left = len(up.clients) if up else 0
+    return Closed(server, refused=refused, skipped=f"{left} good updates, and guard.least = {rules.least}")
 
 
 def give_up_in_vain(progress: Progress, rounds: int) -> None:

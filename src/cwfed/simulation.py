@@ -18,12 +18,13 @@ from cwfed.engine.precision import require_bf16
 from cwfed.errors import RunError
 from cwfed.events import Leak, Newcomers, PhaseResult, Round, Spent, Started
 from cwfed.experiment import Experiment
-from cwfed.guard import bounded
+from cwfed.noise import Seeded
 from cwfed.portrait import portray
 from cwfed.rounds import (
     Clock,
     FinalModels,
     Progress,
+    close,
     correlation,
     give_up_in_vain,
     invite,
@@ -63,6 +64,7 @@ class Simulation(Experiment):
         before = self.start()
         self.engine.rehearse(before.server, self.visit(self.members[0], {}))
         if spent := self.spent(train.rounds):
+            dp.require_budget(spent, config.privacy.dp_budget)
             self.notes.append(dp.promise(spent, train.rounds))
 
     def _who_holds_nothing(self) -> list[str]:
@@ -159,38 +161,40 @@ class Simulation(Experiment):
         # 3. Check what arrived. Who is refused is from here on like one who was lost: nothing of its round stays.
         refused = self._refused(number, visited, stack)
         good = [row for row, v in enumerate(visited) if v.client not in refused]
-        skipped, in_vain = "", tuple[str, ...]()
-        if refused and not good:
-            in_vain = (*before.in_vain, next(iter(refused.values())))
-        if len(good) < self.config.guard.least:
-            skipped = f"{len(good)} good updates, and guard.least = {self.config.guard.least}"
-            good = []
-        if len(good) < len(visited):
-            visited, stack = [visited[row] for row in good], {name: w[good] for name, w in stack.items()}
-        participants = [v.client for v in visited]
-        kept = before.kept | {client: keeps[client] for client in participants if keeps[client]}
         clock.lap("guard")
 
-        # 4. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
+        # 4. The server aggregates what is good, as clients upload it: blurred, where they are told to. A round without any
+        #    participant changes nothing.
+        uploads = self._uploads(number, visited, stack, good) if good else None
+        closed = close(
+            self.algorithm,
+            before.server,
+            uploads,
+            lambda c: self.engine.download(before.server, Visit(c)).model,
+            self.config.guard,
+        )
+        refused |= closed.refused
+        in_vain = tuple[str, ...]()
+        if refused and len(refused) == len(visited):
+            in_vain = (*before.in_vain, next(iter(refused.values())))
+        participants, took_part = closed.participants, set(closed.participants)
+        rows = [row for row, v in enumerate(visited) if v.client in took_part]
+        if len(rows) < len(visited):
+            visited, stack = [visited[row] for row in rows], {name: w[rows] for name, w in stack.items()}
+        kept = before.kept | {client: keeps[client] for client in participants if keeps[client]}
+        clock.lap("aggregate")
+
+        # 5. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
         evaluate = number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
-        took_part = set(participants)
         trained = {c: s for c, s in before.trained.items() if c not in took_part}
         if evaluate and not self.is_tuned:
             trained = trained | self._measure_trained(participants, stack, kept, known=trained)
+        if closed.uploads:
+            stack = stack | closed.uploads.models
         clock.lap("evaluate")
 
-        # 5. Clients blur what they upload, where they are told to. The server aggregates what is good; a round without
-        #    any participant changes nothing.
-        server, uploads, scaled_back = before.server, None, list[int]()
-        stack = self._blurred(number, participants, stack)
-        if visited:
-            uploads, scaled_back = self._uploads(before.server, visited, stack)
-            server = self.algorithm.aggregate(before.server, uploads)
-            stack = stack | uploads.models
-        clock.lap("aggregate")
-
         # 6. Measure the models that the server hands out next.
-        after = Progress(number, server, kept, trained if self.has_own_models else {}, in_vain=in_vain)
+        after = Progress(number, closed.server, kept, trained if self.has_own_models else {}, in_vain=in_vain)
         received_result = trained_result = None
         if evaluate:
             received = self._measure_received(after)
@@ -217,10 +221,10 @@ class Simulation(Experiment):
             down=down,
             up=up,
             refused={str(client): why for client, why in refused.items()},
-            skipped=skipped,
-            scaled_back=scaled_back,
+            skipped=closed.skipped,
+            scaled_back=closed.scaled_back,
             portrait=portray(self, after, participants, stack) if is_last else None,
-            leaks=self.leaks(uploads, sent) if uploads else {},
+            leaks=self.leaks(closed.uploads, sent) if closed.uploads else {},
             spent=self.spent(number) if is_last else None,
             seconds=clock.laps("report"),
         )
@@ -261,29 +265,27 @@ class Simulation(Experiment):
     def _blurred(self, number: int, participants: Sequence[int], stack: Params) -> Params:
         """The participants' models as they upload them: those that stay with the clients are not changed."""
         dial, weight = self.config.privacy.dial(), self.task.output_weight
-        if dial.norms == "exact" or not participants:
+        if dial.norms == "exact":
             return stack
+        noise = Seeded(self.config.run.seed)
         rows = [
-            dial.turn({weight: stack[weight][row]}, self.task, self.config.run.seed, number, client)[weight]
+            dial.turn({weight: stack[weight][row]}, self.task, noise, number, client)[weight]
             for row, client in enumerate(participants)
         ]
         return stack | {weight: torch.stack(rows)}
 
-    def _uploads(self, server: Any, visited: Sequence[Visited], stack: Params) -> tuple[Uploads, list[int]]:
-        """What is aggregated, and whose update was scaled back for it."""
-        clients = tuple(v.client for v in visited)
-        models, longer = {name: stack[name] for name in self.guard.model}, list[int]()
-        if bound := self.config.guard.norm_bound:
-            models, longer = bounded(
-                models, lambda row: self.engine.download(server, Visit(clients[row])).model, bound
-            )
-        uploads = Uploads(
+    def _uploads(self, number: int, visited: Sequence[Visited], stack: Params, rows: Sequence[int]) -> Uploads:
+        """What these rows of a round's stack upload."""
+        some, models = [visited[row] for row in rows], {name: stack[name] for name in self.guard.model}
+        if len(rows) < len(visited):
+            models = {name: w[rows] for name, w in models.items()}
+        clients = tuple(v.client for v in some)
+        return Uploads(
             clients=clients,
-            models=models,
-            counts=torch.tensor(self._samples(visited)),
-            extras={name: torch.stack([v.extras[name].cpu() for v in visited]) for name in self.guard.beside},
+            models=self._blurred(number, clients, models),
+            counts=torch.tensor(self._samples(some)),
+            extras={name: torch.stack([v.extras[name].cpu() for v in some]) for name in self.guard.beside},
         )
-        return uploads, [clients[row] for row in longer]
 
     # --- measuring
 

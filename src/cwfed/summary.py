@@ -86,6 +86,7 @@ def _spent(spent: Spent) -> dict[str, Any]:
         "delta": spent.delta,
         "histogram_epsilon": spent.histogram,
         "per_client": spent.epsilon,
+        **({"known": spent.known} if spent.known else {}),
     }
 
 

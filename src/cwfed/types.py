@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple, Protocol, TypeAlias
@@ -171,13 +171,19 @@ class Loss(NamedTuple):
     penalty: Tensor
 
 
+LARGEST = 1e18
+"""No number of an honest upload is larger: products of two such numbers, and sums of very many, are still float32 numbers."""
+
+
 class Form(NamedTuple):
     """What a tensor that a client sends must look like; the guard refuses anything else."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    low: float = -torch.inf
-    high: float = torch.inf
+    low: float = -LARGEST
+    high: float = LARGEST
+    counts_samples: bool = False
+    """Whether its numbers must add up to the client's number of training samples."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,13 @@ class Uploads:
     def nbytes(self) -> int:
         """The traffic of these messages."""
         return nbytes(self.models) + nbytes(self.extras)
+
+    def only(self, rows: Sequence[int]) -> Uploads:
+        """Those of some participants; of all of them, these very ones."""
+        if len(rows) == len(self.clients):
+            return self
+        models, extras = ({name: w[list(rows)] for name, w in kind.items()} for kind in (self.models, self.extras))
+        return Uploads(tuple(self.clients[row] for row in rows), models, self.counts[list(rows)], extras)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cwfed import checkpoint, session, simulation
 from cwfed.algorithms import ALGORITHMS, build, describe, name_of
 from cwfed.cost import sizes
 from cwfed.data import Dataset, Federation, Shard
-from cwfed.guard import form_of
-from cwfed.models import attached
-from cwfed.rounds import from_tree, to_tree
+from cwfed.experiment import Blueprint
+from cwfed.guard import form_of, is_finite_state
+from cwfed.models import InputShape, attached
+from cwfed.rounds import close, from_tree, to_tree
 from cwfed.simulation import Simulation
-from cwfed.types import nbytes
+from cwfed.types import Form, Uploads, nbytes
 from tests.conftest import finish, leaves, small, two_blobs, without_seconds
 
 pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -238,9 +244,7 @@ def test_the_guard_knows_what_an_honest_upload_looks_like(name, more, monkeypatc
         assert up.clients == tuple(range(6))
         for row, count in enumerate(up.counts.tolist()):
             model, beside = ({n: w[row] for n, w in kind.items()} for kind in (up.models, up.extras))
-            assert form_of(beside) == {
-                n: form._replace(low=-torch.inf, high=torch.inf) for n, form in guard.beside.items()
-            }
+            assert form_of(beside) == {n: Form(form.dtype, form.shape) for n, form in guard.beside.items()}
             assert guard.problem(model, beside, count) == ""
 
 
@@ -248,6 +252,7 @@ def test_the_guard_refuses_everything_else(name, monkeypatch):
     simulation = Simulation(settings_of(name, *SENDING_MORE.get(name, []), "train.rounds=1"))
     guard = simulation.guard
     (up,) = uploads_of(simulation, monkeypatch)
+    count = int(up.counts[0])
     model, beside = ({n: w[0] for n, w in kind.items()} for kind in (up.models, up.extras))
     for samples in (0, -1, 2.5, 10**12, float("nan"), float("inf")):
         assert "training samples" in guard.problem(model, beside, samples)
@@ -260,9 +265,78 @@ def test_the_guard_refuses_everything_else(name, monkeypatch):
                 kind | {n: w.to(torch.float16)},
             ]
             if w.is_floating_point():
-                bad += [kind | {n: torch.full_like(w, value)} for value in (torch.nan, torch.inf, -torch.inf)]
-            assert all(guard.problem(*others(one), 10) for one in bad), n
-    assert guard.problem(model, beside, 10) == ""
+                bad += [kind | {n: torch.full_like(w, value)} for value in (torch.nan, torch.inf, -torch.inf, 3e38)]
+            if n == "class_counts":
+                bad += [kind | {n: w * factor} for factor in (0, 0.5, 2)]
+            assert all(guard.problem(*others(one), count) for one in bad), n
+    assert guard.problem(model, beside, count) == ""
+
+
+EXTREMES = [0.0, 1e-45, 1.0, 1e9, 1e18, 3e38]
+VALUES = st.one_of(st.sampled_from([*EXTREMES, *(-value for value in EXTREMES), math.inf]), st.floats(width=32))
+UPLOADS = st.tuples(
+    st.booleans(),
+    st.sampled_from([1, 7, 10**9]),
+    VALUES,
+    VALUES,
+    st.sampled_from([0.0, 3e38, 1e-45]),
+    st.integers(0, 2),
+)
+"""Whether class counts are honest; samples; the value of all numbers, and another one at a place of each row; class counts; the place."""
+VARIANTS = {
+    "cfl": [["algorithm.warm_up=0", "algorithm.eps1=1e30", "algorithm.eps2=0"]],  # every cluster splits at once
+    "cwfedavg": [
+        ["algorithm.distribution=empirical"],
+        ["algorithm.robust=median"],
+        ["algorithm.robust=trimmed", "algorithm.class_cap=0.25"],
+    ],
+    "fedfomo": [["algorithm.downloads=2"]],
+}
+
+
+def upload(form, honest, samples, value, other, count, place):
+    """One tensor of such an upload; an honest one is as extreme as the guard lets it be."""
+    if not form.dtype.is_floating_point:
+        return torch.full(form.shape, place, dtype=form.dtype)
+    if form.counts_samples:
+        return torch.full(form.shape, count) if not honest else torch.eye(*form.shape)[place] * samples
+    tensor = torch.full(form.shape, value, dtype=form.dtype)
+    if tensor.dim():
+        tensor[..., place % tensor.shape[-1]] = other
+    return tensor.clamp(form.low, form.high)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_no_uploads_that_pass_the_guard_give_a_state_or_a_model_that_is_not_finite(name, data):
+    """Two rounds of what hypothesis chooses. What passes the guard gives finite numbers, and nobody is refused later."""
+    blueprint = blueprint_of(name, data.draw(st.sampled_from([(), *map(tuple, VARIANTS.get(name, []))])))
+    algorithm, guard = blueprint.algorithm, blueprint.guard
+    state = blueprint.first_state()
+    for _ in range(2):
+        sent = []
+        for client, chosen in enumerate(data.draw(st.tuples(*[UPLOADS] * blueprint.clients))):
+            model, beside = ({n: upload(f, *chosen) for n, f in kind.items()} for kind in (guard.model, guard.beside))
+            if not guard.problem(model, beside, chosen[1]):
+                sent.append((client, model, beside, chosen[1]))
+        if not sent:
+            continue
+        clients, models, besides, samples = zip(*sent, strict=True)
+        stack, extras = ({n: torch.stack([one[n] for one in kind]) for n in kind[0]} for kind in (models, besides))
+        assert guard.problems(stack, besides, samples) == {}
+        up = Uploads(clients, stack, torch.tensor(samples), extras)
+        closed = close(algorithm, state, up, lambda c: {}, blueprint.config.guard)
+        assert (closed.participants, closed.refused) == (list(clients), {})
+        state = closed.server
+        handed_out = [algorithm.send(state, client) for client in range(blueprint.clients)]
+        assert is_finite_state([state, [[*sent.models, sent.notes] for sent in handed_out]])
+        assert is_finite_state(algorithm.newcomer(state, [1.0] * blueprint.classes))
+
+
+@cache
+def blueprint_of(name, more):
+    config = settings_of(name, "model.options.hidden=3", "data.clients=4", *more)
+    return Blueprint(config, InputShape((4,)), 3, 4)
 
 
 def test_a_refused_client_is_like_one_that_was_lost(name, monkeypatch):

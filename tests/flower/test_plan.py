@@ -60,6 +60,38 @@ def test_names_of_classes_arrive_as_they_are():
     assert Plan.of(TABLE).fingerprint != plan.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("named", "bound"),
+    [
+        ({}, 2.0),
+        ({"algorithm.name": "cwfedavg", "guard.least": 2}, 2.0),
+        ({"guard.norm_bound": 0.0}, 0.0),
+        ({"guard.norm_bound": 3.5}, 3.5),
+        ({"algorithm.name": "ifca"}, 0.0),  # k models, none of which an upload could be compared with
+        ({"algorithm.name": "fedfomo"}, 0.0),
+        ({"algorithm.name": "local"}, 0.0),
+    ],
+)
+def test_federations_bound_updates_unless_they_are_told_not_to(named, bound):
+    plan = Plan.of(TABLE | named)
+    assert plan.config.guard.norm_bound == bound
+    assert Plan.of(plan.table()) == plan
+    plan.blueprint.first_state()
+
+
+def test_a_new_app_and_a_trial_federation_bound_updates_and_a_simulation_does_not(tmp_path):
+    assert small().guard.norm_bound == 0
+    for options, bound in (([], 2.0), (["--set", "guard.norm_bound=0"], 0.0)):
+        folder = tmp_path / f"app-{bound:g}"
+        done = cwfed("flower", "new", str(folder), *options)
+        assert done.returncode == 0, done.stderr
+        table = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        assert table["guard"]["norm_bound"] == bound
+    trial = LocalFederation.prepare(tmp_path / "trial", small(), 2)
+    assert trial.plan.config.guard.norm_bound == 2
+    assert LocalFederation.open(tmp_path / "trial").plan == trial.plan
+
+
 def test_a_plan_has_room_for_twice_its_nodes():
     assert Plan.of(TABLE | {"federation.nodes": 3}).clients == 6
     assert Plan.of(TABLE | {"federation.nodes": 3, "federation.clients": 50}).clients == 50

@@ -126,7 +126,7 @@ class CwFedAvg(FedAvg):
     def beside(self, model: Params, task: Task) -> dict[str, Form]:
         sent = self.objective.beside(model, task)
         if self.distribution == "empirical":
-            sent = sent | {"class_counts": Form(torch.float32, (task.classes,), 0)}
+            sent = sent | {"class_counts": Form(torch.float32, (task.classes,), 0, counts_samples=True)}
         return sent
 
     def aggregate(self, state: Any, up: Uploads) -> ClassWise:

@@ -89,7 +89,7 @@ class FedNH(FedAvg):
         prototypes = model[task.output_weight]
         return {
             "prototypes": Form(prototypes.dtype, tuple(prototypes.shape), -1.001, 1.001),  # unit vectors, or zero
-            "class_counts": Form(torch.float32, (task.classes,), 0),
+            "class_counts": Form(torch.float32, (task.classes,), 0, counts_samples=True),
         }
 
     def aggregate(self, state: Any, up: Uploads) -> Any:

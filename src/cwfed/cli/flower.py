@@ -46,7 +46,10 @@ def flower_new(
         "federation.clients": max(100, 2 * nodes),
         "federation.out": f"~/.cwfed/{folder.resolve().name}",
     }
-    write_project(folder, Plan.of(flat(chosen.model_dump()) | table))
+    settled = flat(chosen.model_dump()) | table
+    if "norm_bound" not in chosen.guard.model_fields_set:
+        del settled["guard.norm_bound"]  # a federation's default is another one than a simulation's
+    write_project(folder, Plan.of(settled))
     where = escape(str(folder))
     out.print(f"Written: [bold]{where}[/bold]. Its README says how to run it; the settings are in pyproject.toml")
 

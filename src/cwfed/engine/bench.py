@@ -29,6 +29,7 @@ from cwfed.engine import draws
 from cwfed.engine.precision import Precision, to_bf16
 from cwfed.errors import RunError
 from cwfed.models import attached, output_layer, parameters_of, statistics
+from cwfed.noise import Noise
 from cwfed.optimizers import SGD, Optimizer, Schedule, clipped
 from cwfed.rng import stream, torch_seed
 from cwfed.types import Batch, Loss, Output, Params, Pass, Start, When
@@ -47,6 +48,8 @@ class LocalTraining:
     precision: Precision = "fp32"
     privacy: SamplePrivacy | None = None
     """Differential privacy, which changes batches and gradients (`private.py`)."""
+    noise: Noise | None = None
+    """Where its noise comes from; None is the seed."""
     optimizer: Optimizer = field(default_factory=SGD)
     keep_optimizer: bool = False
     """Whether a client keeps its optimiser's state until its next round."""

@@ -22,7 +22,7 @@ from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
 from cwfed.engine.bench import Bench, ClientView, LocalTraining
 from cwfed.errors import ConfigError
-from cwfed.rng import stream, torch_seed
+from cwfed.noise import Seeded
 from cwfed.types import Batch, Download, Output, Params, Pass, Start, When
 
 BEYOND = "privacy.dp: the algorithm asks its clients for {}, which clipped gradients do not cover: choose another algorithm"
@@ -36,7 +36,7 @@ class PrivateView(ClientView):
         """n_ij with noise, the same in every round."""
         bench = self._bench
         assert isinstance(bench, PrivateBench)
-        return bench.privacy.class_counts(bench.federation.class_counts(self._client), bench.seed, self._client)
+        return bench.privacy.class_counts(bench.federation.class_counts(self._client), bench.noise, self._client)
 
     def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
         raise ConfigError(BEYOND.format("losses on their data"))
@@ -59,8 +59,8 @@ class PrivateBench(Bench):
         assert how.privacy is not None
         dp.check_model(model)
         super().__init__(model, federation, samples, stop, how.precision)
-        self.privacy, self.seed = how.privacy, how.seed
-        self._noise = torch.Generator(samples.device)
+        self.privacy, self.noise = how.privacy, how.noise or Seeded(how.seed)
+        self._normals = self.noise.normals(samples.device, 0, 0)
 
     def view(self, client: int, statistics: Params) -> ClientView:
         return PrivateView(self, client, statistics)
@@ -74,8 +74,8 @@ class PrivateBench(Bench):
         self, own: Indices, when: When, index: int, one: Pass, client: int, round_: int, how: LocalTraining
     ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
         """Poisson batches; some may be empty."""
-        self._noise.manual_seed(torch_seed(how.seed, "dp noise", round_, client))
-        rng = stream(how.seed, "poisson", round_, client)
+        self._normals = self.noise.normals(self.samples.device, round_, client)
+        rng = self.noise.draws("poisson", round_, client)
         drawn = dp.poisson_batches(len(own), how.batch_size, how.epochs, rng)
         yield (self.samples.batch(own[chosen]) for chosen in drawn)
 
@@ -83,7 +83,7 @@ class PrivateBench(Bench):
         self, algorithm: FedAvg, batch: Batch, start: Start, stage: str, size: int, leaves: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
         each, losses = self.per_sample(batch.inputs, batch.labels)
-        sums = dp.private_sum(each, self.privacy, self._noise)
+        sums = dp.private_sum(each, self.privacy, self._normals)
         penalty = self._penalty(algorithm, start)
         pulls: Sequence[Tensor | None] = [None] * len(leaves)
         if penalty.requires_grad:

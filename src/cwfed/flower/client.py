@@ -26,18 +26,20 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 import cwfed
 from cwfed import data as sources
-from cwfed import guard, manifest, models
+from cwfed import dp, guard, manifest, models
 from cwfed.checkpoint import Checkpoints
-from cwfed.config import Config
+from cwfed.config import Config, PrivacySection
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
 from cwfed.engine import Candidate, Loop, Score, Visit, find_device
 from cwfed.errors import ConfigError, CwfedError, plain
 from cwfed.experiment import Blueprint, deal
 from cwfed.flower import wire
+from cwfed.flower.account import Account
 from cwfed.flower.members import SIZES, number_of
 from cwfed.flower.plan import Plan, describe_model, short_hash
 from cwfed.folder import RunFolder
+from cwfed.noise import FromSystem, Noise, Seeded, SystemDraws
 from cwfed.rounds import one_compute_thread
 from cwfed.types import Download, Params
 
@@ -63,6 +65,8 @@ class Site:
     """A folder of its own on this machine; None keeps nothing, for algorithms that need nothing."""
     tell_histogram: bool = False
     """Whether the server is told the label histogram, for a better first model when this client joins late."""
+    dp_budget: float = 0.0
+    """The largest epsilon that this node lets its samples cost, whatever the plan says; 0 leaves it to the plan."""
 
 
 class Worker:
@@ -72,15 +76,25 @@ class Worker:
     good one ended (`accepted`, 0 before the first), as for a client of the simulator whose update is refused or lost.
     """
 
-    def __init__(self, blueprint: Blueprint, federation: Federation, state: Callable[[int], Path | None]) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        federation: Federation,
+        state: Callable[[int], Path | None],
+        noise: Noise | None = None,
+        account: Account | None = None,
+    ) -> None:
         self.blueprint, self.algorithm, self.federation = blueprint, blueprint.algorithm, federation
+        self._noise = noise or Seeded(blueprint.config.run.seed)
+        self._account = account
         self.forms = guard.form_of(blueprint.initial)
         self._state = state
-        self._loop = Loop(blueprint.job(federation, find_device(blueprint.config.run.device)))
+        self._loop = Loop(blueprint.job(federation, find_device(blueprint.config.run.device), self._noise))
 
     def train(self, client: int, round_: int, accepted: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""
         visit = self._visit(client, got, accepted)
+        epsilon = self._charge(client, round_)
         out = {n: torch.empty(1, *t.shape, dtype=t.dtype) for n, t in self.blueprint.initial.items()}
         (visited,) = self._loop.visit(round_, None, [visit], out)
         trained = {name: stack[0] for name, stack in out.items()}
@@ -94,7 +108,11 @@ class Worker:
         if keep:
             self._checkpoints(client).save(round_, {"round": round_, "kept": keep}, after=accepted)
         metrics: dict[str, Any] = {"samples": len(self.federation.shards[client].train)}
-        metrics |= {"loss": visited.loss, "penalty": visited.penalty}
+        metrics["penalty"] = visited.penalty
+        if self.blueprint.config.privacy.dp == "off":  # else it says of the samples what no noise covers
+            metrics["loss"] = visited.loss
+        if epsilon is not None:
+            metrics["epsilon"] = epsilon
         if measure and not self.blueprint.is_tuned:
             now = replace(visit, statistics=visited.statistics)
             metrics |= self._measure("trained", Candidate(now, self.algorithm.shown(trained)))
@@ -105,10 +123,21 @@ class Worker:
         )
         return content
 
+    def _charge(self, client: int, round_: int) -> float | None:
+        """Enter the training that is about to begin in the privacy account, where there is one; epsilon after it."""
+        if self._account is None:
+            return None
+        train, samples = self.blueprint.config.train, len(self.federation.shards[client].train)
+        rate, steps = dp.rate(samples, train.batch_size), dp.steps_of_a_round(samples, train.batch_size, train.epochs)
+        epsilon = self._account.charge(rate, steps, data_key(self.federation), self.blueprint.classes)
+        # a warning, so that a node's operator sees it without setting anything up
+        log.warning("round %d: %s", round_, self._account.sentence(epsilon))
+        return epsilon
+
     def _blurred(self, client: int, round_: int, model: Params) -> Params:
         """The model as it is sent; what stays here is not changed."""
-        dial, seed = self.blueprint.config.privacy.dial(), self.blueprint.config.run.seed
-        return model if dial.norms == "exact" else dial.turn(model, self.blueprint.task, seed, round_, client)
+        dial = self.blueprint.config.privacy.dial()
+        return model if dial.norms == "exact" else dial.turn(model, self.blueprint.task, self._noise, round_, client)
 
     def evaluate(
         self, client: int, round_: int, accepted: int, got: Download, kept_too: bool, keep: bool
@@ -215,7 +244,7 @@ def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) 
     }
     hello["class_names"] = list(federation.data.class_names)
     hello["words"] = short_hash(federation.data.words) if federation.data.words else ""
-    if tell_histogram:
+    if tell_histogram and worker.blueprint.config.privacy.dp == "off":  # the exact counts are in no account
         hello["histogram"] = [int(n) for n in federation.class_counts(client)]
     sizes: dict[str, Any] = dict(zip(SIZES, (len(shard.train), len(shard.test), len(shard.validation)), strict=True))
     return RecordDict({"hello": ConfigRecord(hello), "metrics": MetricRecord(sizes)})
@@ -385,7 +414,36 @@ def _node_worker(plan: Plan, site: Site, client: int, run: str = "") -> Worker:
         federation = federation.with_holdout(held_out, seed)
     blueprint.check(federation, is_whole=False)
     folder = site.state / run if site.state and run else None
-    return Worker(blueprint, federation, lambda _: folder)
+    account = account_of(site, config.privacy)
+    return Worker(blueprint, federation, lambda _: folder, node_noise(account, federation), account)
+
+
+def account_of(site: Site, privacy: PrivacySection) -> Account | None:
+    """A node's privacy account; none without differential privacy, which a node with a budget insists on."""
+    how = privacy.samples()
+    if how is None:
+        if site.dp_budget:
+            raise ConfigError(
+                f"{site.name} has a privacy budget (dp_budget in its node config), and the federation trains without "
+                "differential privacy: set privacy.dp = sample in its settings"
+            )
+        return None
+    if site.state is None:
+        raise ConfigError(
+            "privacy.dp: a node keeps its account of epsilon on its disk: give it a folder for that (node config: state)"
+        )
+    return Account(site.state, how, privacy.dp_budget, site.dp_budget)
+
+
+def node_noise(account: Account | None, federation: Federation) -> Noise:
+    """A node's noise: never from the plan's seed, which the server has."""
+    key = data_key(federation)
+    return FromSystem(account.noise_of(key) if account else lambda classes: SystemDraws().laplace(size=classes))
+
+
+def data_key(federation: Federation) -> str:
+    """Says whether data are still the same."""
+    return f"{federation.data.digest} {federation.digest()}"
 
 
 def site_of(context: Context, plan: Plan) -> Site:
@@ -408,7 +466,15 @@ def site_of(context: Context, plan: Plan) -> Site:
         str(node.get("label-column", "label")),
         int(node.get("image-size", 0)),
     )
-    return Site(name, sources.load(spec), state, bool(node.get("histogram", False)))
+    return Site(
+        name, sources.load(spec), state, bool(node.get("histogram", False)), _budget(node.get("dp_budget", 0))
+    )
+
+
+def _budget(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < math.inf:
+        raise ConfigError(f"dp_budget = {given!r} in the node config must be a number from 0 on")
+    return float(given)
 
 
 def _partition(config: Config, partition: int, partitions: int) -> Dataset:

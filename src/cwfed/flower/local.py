@@ -104,7 +104,7 @@ class LocalFederation:
                 **federation,
             }
         )
-        plan = Plan(config, section)
+        plan = Plan(config, section).guarded()
         plan.blueprint.check(shares)
         data.export(shares, folder / "data")
         keys.certificates(folder / "keys")

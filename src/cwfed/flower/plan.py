@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,6 +21,9 @@ from cwfed.config import Config, Section
 from cwfed.errors import ConfigError
 from cwfed.experiment import Blueprint
 from cwfed.models import InputShape
+
+NORM_BOUND = 2.0
+"""`guard.norm_bound` of a federation whose settings do not name it (docs/security.md has what it is worth and costs)."""
 
 
 class FederationSection(Section):
@@ -93,7 +96,18 @@ class Plan:
             federation = FederationSection.model_validate(nested.pop("federation", {}))
         except ValidationError as error:
             raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from None
-        return cls(configs.from_table(nested), federation)
+        return cls(configs.from_table(nested), federation).guarded()
+
+    def guarded(self) -> Plan:
+        """With the defence that federations have by default, where the settings do not name it and the algorithm allows it.
+
+        A simulation has none: it reproduces papers, and its clients are honest.
+        """
+        config = self.config
+        if "norm_bound" in config.guard.model_fields_set or not self.blueprint.sends_one_model():
+            return self
+        section = config.guard.model_copy(update={"norm_bound": NORM_BOUND})
+        return replace(self, config=config.model_copy(update={"guard": section}))
 
     def table(self) -> dict[str, str | int | float | bool]:
         """The settings as `of` reads them, complete."""

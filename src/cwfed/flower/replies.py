@@ -98,7 +98,7 @@ def read_hello(node: int, content: RecordDict) -> Hello:
 def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard) -> tuple[Upload, Score | None]:
     """A participant's update, and how good it says its model is."""
     wire.check_size(content.array_records.values(), (guard.model, guard.beside))
-    metrics = wire.metrics(content, ("samples",), ("loss", "penalty"))
+    metrics = wire.metrics(content, ("samples",), ("penalty",), optional=("loss", "epsilon"))
     upload = Upload(
         client,
         wire.from_record(wire.arrays(content, "model"), "the model", guard.model),

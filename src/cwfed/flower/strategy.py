@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from cwfed.engine import Score
 from cwfed.errors import ConfigError, RunError
-from cwfed.events import Event, Note, PhaseResult, Round
+from cwfed.events import Event, Note, PhaseResult, Round, Spent
 from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
 from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan, short_hash
 from cwfed.flower.replies import Upload
-from cwfed.guard import bounded
-from cwfed.rounds import FUTILE, Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
+from cwfed.rounds import FUTILE, Clock, Progress, close, give_up_in_vain, invite, is_lost, mean, phase_result
 from cwfed.types import Download, Uploads
 
 log = logging.getLogger("cwfed.flower")
@@ -39,6 +38,10 @@ NOTHING = ArrayRecord(), ConfigRecord()
 """Flower's steps are handed a common model and settings, which there are none of."""
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+ACCOUNTS = (
+    "a federation: the noise is each node's own, and epsilon is what its own account said with its last update; rounds whose "
+    "answer was lost cost too and are in that account only"
+)
 ASK_EVERY = 1.0
 """Seconds between two looks at who is connected."""
 PATIENCE = 10.0
@@ -86,6 +89,11 @@ class Turn:
     notes: list[str] = field(default_factory=list)
     """What is worth a sentence besides."""
 
+    def told(self, metric: str) -> list[float]:
+        """What the participants said; nothing where one of them did not: with differential privacy nobody tells its loss."""
+        found = [upload.metrics[metric] for upload in self.uploads if metric in upload.metrics]
+        return found if len(found) == len(self.uploads) else []
+
 
 class PersonalisedStrategy(Strategy):
     """Any algorithm of cwfed on Flower: `strategy.start(grid)` runs the federation of a plan."""
@@ -110,6 +118,8 @@ class PersonalisedStrategy(Strategy):
         self._again: dict[int, float] = {}
         """By node that was left out or silent, when it is asked again."""
         self._said_of: set[int] = set()
+        self._epsilon: dict[int, float | None] = {}
+        """By client, what it last said that differential privacy has cost it."""
         self.stop = threading.Event()
         """Set by who wants the federation to end: at the next look for answers."""
         self.resume(self.first())
@@ -157,6 +167,7 @@ class PersonalisedStrategy(Strategy):
         self.members.from_tree(peers)
         self._accepted = accepted_in(progress)
         self.run = str(peers.get("run", self.plan.fingerprint))  # by which earlier versions named it
+        self._epsilon = {int(client): epsilon for client, epsilon in peers.get("epsilon", {}).items()}
 
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """Carry out the rounds that are left; after each, where the federation is and what happened."""
@@ -400,29 +411,29 @@ class PersonalisedStrategy(Strategy):
             self._renew(client, hello)
             turn.uploads.append(upload)
             turn.up += upload.nbytes
+            if self._private:
+                self._epsilon[client] = upload.metrics.get("epsilon")
             if score:
                 turn.trained[client] = score
         turn.lost = sorted({*turn.lost, *waiting})
         turn.uploads.sort(key=lambda upload: upload.client)  # answers come in any order, sums must not
         turn.clock.lap("train")
-        server, least = self.progress.server, self.config.guard.least
-        if len(turn.uploads) < least:
-            turn.skipped = f"{len(turn.uploads)} good updates, and guard.least = {least}"
-            turn.uploads, turn.trained = [], {}
-        if turn.uploads:
-            turn.aggregated = self._stack(turn)
-            server = self.algorithm.aggregate(server, turn.aggregated)
-            self._accepted |= {upload.client: server_round for upload in turn.uploads}
+        stacked = stack_of(turn.uploads) if turn.uploads else None
+        closed = close(self.algorithm, self.progress.server, stacked, lambda c: turn.sent[c].model, self.config.guard)
+        turn.refused |= {str(client): why for client, why in closed.refused.items()}
+        turn.aggregated, turn.skipped, turn.scaled_back = closed.uploads, closed.skipped, closed.scaled_back
+        turn.uploads = [upload for upload in turn.uploads if upload.client in closed.participants]
+        turn.trained = {client: score for client, score in turn.trained.items() if client in closed.participants}
+        self._accepted |= dict.fromkeys(closed.participants, server_round)
         kept = dict(self.progress.trained) if self.blueprint.has_own_models else {}
         for upload in turn.uploads:
             kept.pop(upload.client, None)
         in_vain = tuple[str, ...]()
         if turn.refused and len(turn.refused) == len(turn.invited) - len(turn.lost):
             in_vain = (*self.progress.in_vain, next(iter(turn.refused.values())))
-        self.progress = Progress(server_round, server, {}, kept | turn.trained, self._peers(), in_vain)
+        self.progress = Progress(server_round, closed.server, {}, kept | turn.trained, self._peers(), in_vain)
         turn.clock.lap("aggregate")
-        losses = [upload.metrics["loss"] for upload in turn.uploads]
-        return None, MetricRecord({"loss": mean(losses) or 0.0, "participants": len(losses)})
+        return None, MetricRecord({"loss": mean(turn.told("loss")) or 0.0, "participants": len(turn.uploads)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -477,9 +488,9 @@ class PersonalisedStrategy(Strategy):
             round=turn.number,
             participants=[upload.client for upload in turn.uploads],
             dropped=turn.lost,
-            loss=mean([upload.metrics["loss"] for upload in turn.uploads]),
-            penalty=mean([upload.metrics["penalty"] for upload in turn.uploads]),
-            client_loss=[upload.metrics["loss"] for upload in turn.uploads],
+            loss=mean(turn.told("loss")),
+            penalty=mean(turn.told("penalty")),
+            client_loss=turn.told("loss"),
             correlation=None,
             distance=None,
             received=self._result(turn.received),
@@ -490,6 +501,7 @@ class PersonalisedStrategy(Strategy):
             skipped=turn.skipped,
             scaled_back=turn.scaled_back,
             down_to_measure=turn.down_to_measure,
+            spent=self._spent() if turn.number == self.config.train.rounds else None,
             seconds=turn.clock.laps("report"),
         )
 
@@ -561,7 +573,19 @@ class PersonalisedStrategy(Strategy):
 
     def _peers(self) -> dict[str, Any]:
         accepted = {str(client): number for client, number in sorted(self._accepted.items())}
-        return self.members.to_tree() | {"accepted": accepted, "run": self.run}
+        peers = self.members.to_tree() | {"accepted": accepted, "run": self.run}
+        epsilon = {str(client): epsilon for client, epsilon in sorted(self._epsilon.items())}
+        return peers | ({"epsilon": epsilon} if self._private else {})
+
+    @property
+    def _private(self) -> bool:
+        return self.config.privacy.dp != "off"
+
+    def _spent(self) -> Spent | None:
+        """What differential privacy has cost, as far as a server can know."""
+        privacy = self.config.privacy
+        epsilon = {str(client): epsilon for client, epsilon in sorted(self._epsilon.items())}
+        return Spent(privacy.dp_delta, epsilon, privacy.dp_histogram, ACCOUNTS) if self._private else None
 
     def _send(self, client: int, number: int, download: Download, kind: str, told: dict[str, Any]) -> Message:
         hello = self.members.hellos[client]
@@ -575,21 +599,6 @@ class PersonalisedStrategy(Strategy):
 
     def _message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
         return Message(content, dst_node_id=node, message_type=kind, group_id=group)
-
-    def _stack(self, turn: Turn) -> Uploads:
-        """What is aggregated: all in one stack, updates that are too long scaled back."""
-        uploads, clients = turn.uploads, tuple(upload.client for upload in turn.uploads)
-        first = uploads[0]
-        models = {name: torch.stack([u.model[name] for u in uploads]) for name in first.model}
-        if bound := self.config.guard.norm_bound:
-            models, longer = bounded(models, lambda row: turn.sent[clients[row]].model, bound)
-            turn.scaled_back = [clients[row] for row in longer]
-        return Uploads(
-            clients=clients,
-            models=models,
-            counts=torch.tensor([u.metrics["samples"] for u in uploads]),
-            extras={name: torch.stack([u.beside[name] for u in uploads]) for name in first.beside},
-        )
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult | None:
         clients = sorted(scores)
@@ -605,3 +614,14 @@ def accepted_in(progress: Progress) -> dict[int, int]:
     """By client, the last round in which its update was good; earlier versions remembered only whose ever was."""
     ever = dict.fromkeys(progress.peers.get("ever", []), progress.round)
     return ever | {int(client): number for client, number in progress.peers.get("accepted", {}).items()}
+
+
+def stack_of(uploads: Sequence[Upload]) -> Uploads:
+    """What arrived, in one stack."""
+    first = uploads[0]
+    return Uploads(
+        clients=tuple(upload.client for upload in uploads),
+        models={name: torch.stack([u.model[name] for u in uploads]) for name in first.model},
+        counts=torch.tensor([u.metrics["samples"] for u in uploads]),
+        extras={name: torch.stack([u.beside[name] for u in uploads]) for name in first.beside},
+    )

@@ -117,12 +117,15 @@ def texts(content: RecordDict, name: str) -> ConfigRecord:
     return content.config_records[name]
 
 
-def metrics(content: RecordDict, whole: Iterable[str], real: Iterable[str] = ()) -> dict[str, Any]:
-    """The metrics of a message that must be there: whole numbers from 0 on, and real ones."""
+def metrics(
+    content: RecordDict, whole: Iterable[str], real: Iterable[str] = (), optional: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The metrics of a message that must be there: whole numbers from 0 on, and real ones; and real ones that may be missing."""
     if "metrics" not in content.metric_records:
         raise BadMessage("the message has no 'metrics'")
     record = content.metric_records["metrics"]
-    for names, kinds in ((tuple(whole), (int,)), (tuple(real), (int, float))):
+    reals = (*real, *(name for name in optional if name in record))
+    for names, kinds in ((tuple(whole), (int,)), (reals, (int, float))):
         for name in names:
             value: Any = record.get(name)
             is_number = isinstance(value, kinds) and not isinstance(value, bool)

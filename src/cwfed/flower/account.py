@@ -1,0 +1,132 @@
+"""A node's own account of what differential privacy has cost its samples: on its disk, over all rounds, runs and restarts.
+
+The server cannot be asked to keep it: it is the one from whom the samples are protected. Every training is entered before it
+begins, so before anything of it can be sent; one that is asked for again has new noise and costs again. What was spent is that of all
+runs that use this folder. Who removes the file begins at 0, and what was sent before is no longer counted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cwfed import dp, files
+from cwfed.dp import SamplePrivacy
+from cwfed.errors import RunError
+from cwfed.noise import Numbers, SystemDraws
+
+FILE = "privacy-account.json"
+DELTA = 1e-5
+"""A node's own budget is for this delta, or for the plan's where that is smaller: the plan is the server's."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The account of one node."""
+
+    folder: Path
+    privacy: SamplePrivacy
+    """What the plan asks for."""
+    plan_budget: float = 0.0
+    """The largest epsilon that the plan allows (`privacy.dp_budget`); 0 is any."""
+    own_budget: float = 0.0
+    """The same as this node's operator wants it."""
+
+    def charge(self, rate: float, steps: int, data: str, classes: int) -> float | None:
+        """Enter a training of so many steps on these data; epsilon after it, None where there is no bound.
+
+        RunError where that would be beyond a budget: then nothing is entered, and nothing may be trained.
+        """
+        with self._changed() as book:
+            self._enter(book["trained"], rate, steps)
+            if self.privacy.histogram:
+                self._histogram(book, data, classes)
+            self._require(self.plan_budget, "privacy.dp_budget", book, self.privacy.delta)
+            self._require(self.own_budget, "dp_budget in its node config", book, min(DELTA, self.privacy.delta))
+            epsilon = spent(book, self.privacy.delta)
+            book |= {"epsilon": epsilon, "delta": self.privacy.delta}
+        return epsilon
+
+    def sentence(self, epsilon: float | None) -> str:
+        """Where the account is, for the node's operator."""
+        if epsilon is None:
+            return "privacy.dp_noise = 0: the samples of this node have no differential privacy"
+        budgets = [budget for budget in (self.plan_budget, self.own_budget) if budget]
+        of = f" of {min(budgets):g}" if budgets else ""
+        return f"epsilon {epsilon:.2f}{of} is spent (delta {self.privacy.delta:g}; account: {self.folder / FILE})"
+
+    def noise_of(self, data: str) -> Callable[[int], Numbers]:
+        """The noise of the histogram of these data, by the number of classes; drawn and entered where there is none yet."""
+
+        def remembered(classes: int) -> Numbers:
+            with self._changed() as book:
+                return np.array(self._histogram(book, data, classes)["noise"])
+
+        return remembered
+
+    def _enter(self, trained: list[Any], rate: float, steps: int) -> None:
+        if trained and trained[-1][:2] == [self.privacy.noise, rate]:
+            trained[-1][2] += steps
+        else:
+            trained.append([self.privacy.noise, rate, steps])
+
+    def _histogram(self, book: dict[str, Any], data: str, classes: int) -> dict[str, Any]:
+        """The noise that belongs to these data and this epsilon. Other data with the same noise would show the difference."""
+        epsilon = self.privacy.histogram
+        key = hashlib.sha256(f"{data} {epsilon!r} {classes}".encode()).hexdigest()
+        kept: dict[str, dict[str, Any]] = book["histograms"]
+        if key not in kept:
+            kept[key] = {"epsilon": epsilon, "noise": SystemDraws().laplace(size=classes).tolist()}
+        return kept[key]
+
+    def _require(self, budget: float, where: str, book: dict[str, Any], delta: float) -> None:
+        if not budget:
+            return
+        epsilon = spent(book, delta)
+        if epsilon is None:
+            raise RunError(f"{where} = {budget:g}, but privacy.dp_noise = 0 guarantees nothing: set a noise")
+        if epsilon > budget:
+            raise RunError(
+                f"the privacy budget is spent: this round would bring epsilon to {epsilon:.2f} (delta {delta:g}), and "
+                f"{where} is {budget:g}; the client takes no further part"
+            )
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, Any]]:
+        """The book, which is on disk again when the block is left; unchanged where the block raises."""
+        path = self.folder / FILE
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / f".{FILE}.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                book = self._read(path)
+                before = json.dumps(book)
+                yield book
+                if json.dumps(book) != before:
+                    files.write_whole(path, json.dumps(files.seal_table(book), indent=1))
+        except OSError as error:
+            raise RunError(f"the privacy account {path} cannot be written: {error.strerror or error}") from None
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        if not path.exists():
+            return {"trained": [], "histograms": {}, "epsilon": 0.0, "delta": self.privacy.delta}
+        book = files.read_table(path)
+        if not isinstance(book.get("trained"), list) or not isinstance(book.get("histograms"), dict):
+            raise RunError(f"{path} is no privacy account: put the one back that was there")
+        return book
+
+
+def spent(book: dict[str, Any], delta: float) -> float | None:
+    """Epsilon of all that is in a book; None is without bound."""
+    trained = tuple((noise, rate, steps) for noise, rate, steps in book["trained"])
+    histograms = sum(kept["epsilon"] for kept in book["histograms"].values())
+    epsilon = dp.dp_sgd_epsilon(trained, delta)
+    return None if epsilon is None else epsilon + float(histograms)
