@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+from flwr.common.constant import ErrorCode
 
 import cwfed
 from cwfed.errors import RunError
@@ -282,6 +283,24 @@ def test_without_its_consent_nothing_says_how_many_samples_of_a_class_a_client_h
 
 
 # --- who may take part
+
+
+def test_a_node_that_is_gone_when_it_is_asked_who_it_is_may_come_back(tmp_path):
+    """After a restart Flower takes nodes of before for connected, and answers for them a minute later."""
+    strategy, grid = federation(tmp_path)
+    stale = {grid.join(client) for client in range(4)}
+
+    def gone(node, reply):
+        told = grid.told[int(reply.metadata.reply_to_message_id)]
+        if node in stale:
+            stale.discard(node)
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "Error: Node Unavailable"), reply_to=told)
+        return reply
+
+    grid.change = gone
+    _, events = carry_out(strategy, grid)
+    assert not any("left out" in note for note in notes(events))
+    assert [event.participants for event in rounds(events)] == [[0, 1, 2, 3]] * 3
 
 
 def test_nodes_that_disagree_are_told_so_by_name_and_left_out(tmp_path):

@@ -213,6 +213,8 @@ class PersonalisedStrategy(Strategy):
         messages = [self._message(RecordDict(), node, MessageType.QUERY, "hello") for node in nodes]
         hellos, said = [], []
         for reply in self.exchange(grid, messages):
+            if replies_of.is_gone(reply):  # Flower speaks for a node that went away: it is asked when it is back
+                continue
             node = reply.metadata.src_node_id
             try:
                 told = dict(wire.texts(replies_of.content_of(reply), "hello"))
