@@ -21,8 +21,9 @@ from cwfed import config as configs
 from cwfed import session
 from cwfed.errors import RunError
 from cwfed.events import Note, Round, from_json
-from cwfed.flower import keys, local
-from cwfed.flower.local import LocalFederation, free_port, marked, node_name
+from cwfed.flower import keys, programs
+from cwfed.flower.local import LocalFederation, node_name
+from cwfed.flower.programs import free_port, marked
 from cwfed.folder import RunFolder
 from tests import processes
 
@@ -110,8 +111,8 @@ def until(what, federation: LocalFederation):
 @pytest.fixture
 def closing(monkeypatch):
     """Ends federations, however the test ends."""
-    monkeypatch.setattr(local, "STARTS_WITHIN", processes.LIMIT)
-    monkeypatch.setattr(local, "ANSWERS_WITHIN", processes.LIMIT)
+    monkeypatch.setattr(programs, "STARTS_WITHIN", processes.LIMIT)
+    monkeypatch.setattr(programs, "ANSWERS_WITHIN", processes.LIMIT)
     open_ones: list[LocalFederation] = []
     yield lambda federation: open_ones.append(federation) or federation
     for federation in open_ones:

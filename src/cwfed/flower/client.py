@@ -35,7 +35,7 @@ from cwfed.engine.base import as_it_is
 from cwfed.engine.bench import ClientView
 from cwfed.errors import ConfigError, CwfedError
 from cwfed.experiment import Blueprint, deal
-from cwfed.flower import wire
+from cwfed.flower import logs, wire
 from cwfed.flower.plan import Plan, describe_model
 from cwfed.folder import RunFolder
 from cwfed.rounds import one_compute_thread
@@ -125,6 +125,10 @@ class Worker:
 
     # --- what stays here
 
+    def folder(self, client: int) -> Path | None:
+        """Where a client's state and model are; None where nothing is kept."""
+        return self._state(client)
+
     def _checkpoints(self, client: int) -> Checkpoints:
         folder = self._state(client)
         if folder is None:
@@ -197,6 +201,7 @@ def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) 
     hello: dict[str, Any] = {
         "name": site_name,
         "version": cwfed.__version__,
+        "protocol": wire.PROTOCOL,
         "classes": federation.data.classes,
         "shape": "x".join(map(str, federation.shape.dims)),
         "vocabulary": federation.shape.vocabulary,
@@ -237,6 +242,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
         message: Message, context: Context, work: Callable[[Site, Callable[[int], Worker]], RecordDict]
     ) -> Message:
         """An error the user can mend goes to the server as a sentence, not as a traceback."""
+        logs.show()
         try:
             with one_compute_thread():
                 content = work(*worker_of(context))
@@ -272,7 +278,13 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
             client, round_, told = _told(message.content)
             here = worker(client)
             got = wire.download_from(message.content, here.forms)
-            return here.evaluate(client, round_, got, bool(told["kept"]), bool(told["keep"]))
+            measured = here.evaluate(client, round_, got, bool(told["kept"]), bool(told["keep"]))
+            if told["keep"] and (folder := here.folder(client)):
+                log.info(
+                    '%s is client %d; its model of round %d: cwfed.load_model("%s", client=%d)',
+                    *(site.name, client, round_, folder, client),
+                )
+            return measured
 
         return answer(message, context, work)
 

@@ -7,12 +7,14 @@ stays with its name for ever, also over restarts of the server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import cwfed
-from cwfed.flower.plan import Plan, describe_model
+from cwfed.flower import wire
+from cwfed.flower.plan import Plan, describe_model, names_in
 from cwfed.flower.wire import BadMessage
 
 
@@ -23,6 +25,8 @@ class Hello:
     node: int
     name: str
     version: str
+    """Of cwfed, for the log: other versions of the same protocol may be in one federation."""
+    protocol: str
     classes: int
     shape: str
     vocabulary: int
@@ -35,7 +39,15 @@ class Hello:
     @classmethod
     def read(cls, node: int, told: dict[str, Any], sizes: dict[str, Any]) -> Hello:
         """A node's answer; what is not of its kind is refused."""
-        kinds = {"name": str, "version": str, "classes": int, "shape": str, "vocabulary": int, "model": str}
+        kinds = {
+            "name": str,
+            "version": str,
+            "protocol": str,
+            "classes": int,
+            "shape": str,
+            "vocabulary": int,
+            "model": str,
+        }
         for key, kind in kinds.items():
             if not isinstance(told.get(key), kind):
                 raise BadMessage(f"it does not say its {key}")
@@ -52,7 +64,7 @@ class Hello:
         """Why this node cannot take part; "" where it can."""
         ours = plan.federation
         facts = {
-            "cwfed of version": (self.version, cwfed.__version__),
+            "messages of protocol": (self.protocol, wire.PROTOCOL),
             "classes:": (self.classes, ours.classes),
             "samples of shape": (self.shape, ours.shape),
             "words:": (self.vocabulary, ours.vocabulary),
@@ -107,8 +119,7 @@ class Members:
         if not problem and present and present.node != hello.node and present.node in online:
             # asked again next time: Flower takes a while to notice that a node is gone
             return f"{hello.name} has to wait: another node that seems to be connected has this name"
-        if not problem and known and self.plan.federation.pin and self.keys[client] != str(hello.node):
-            problem = "the name belongs to a node with another key"
+        problem = problem or self._not_theirs(hello, client if known else None)
         if not problem and client >= self.plan.clients:
             problem = f"federation.clients = {self.plan.clients} clients have joined already"
         if problem:
@@ -116,9 +127,32 @@ class Members:
             return f"{hello.name} was left out: {problem}"
         if not known:
             self.names.append(hello.name)
-            self.keys.append(str(hello.node))
+            self.keys.append("")
+        self.keys[client] = self.keys[client] or str(hello.node)
+        if self.plan.federation.admitted:
+            self.keys[client] = str(hello.node)  # the operator says whose the name is, also when its key was changed
         self.hellos[client] = hello
         return f"{hello.name} {'came back' if known else 'joined'} as client {client}"
+
+    def _not_theirs(self, hello: Hello, client: int | None) -> str:
+        """Why a node may not use the name that it says; "" where it may."""
+        federation, node = self.plan.federation, str(hello.node)
+        if hello.name in names_in(federation.exclude):
+            return "it is excluded (federation.exclude)"
+        if federation.admitted:
+            allowed = admitted_node(federation.admitted, hello.name)
+            return "" if allowed == node else "the name was not admitted with this node's key (cwfed flower admit)"
+        if federation.pin and client is not None and self.keys[client] != node:
+            return "the name belongs to a node with another key"
+        return ""
+
+
+def admitted_node(path: str, name: str) -> str:
+    """The id of the node that a name belongs to; "" where there is none, or nothing that says so."""
+    try:
+        return str(json.loads(Path(path).expanduser().read_text(encoding="utf-8"))[name]["node"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def natural(name: str) -> tuple[int, str]:

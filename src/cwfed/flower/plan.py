@@ -42,12 +42,21 @@ class FederationSection(Section):
     """Seconds a round waits for answers; who is later than that is left out of it."""
     pin: bool = False
     """Whether a client's name stays with the node (its key) that used it first. For SuperNodes with fixed keys."""
+    admitted: str = ""
+    """A JSON file that says which node each name belongs to, {"clinic-3": {"node": 1234}}, in place of `pin`; it is read again
+    for every node that comes. `cwfed flower serve` keeps one."""
+    exclude: str = ""
+    """Names, separated by commas, of clients that may not take part, whatever they did before."""
     clip: float = Field(0.0, ge=0)
     """Clients clip their updates to this length with Flower's fixedclipping_mod; 0 does not."""
     keep: Literal["every", "last", "never"] = "every"
     """In which evaluated rounds clients write the personal model they receive to their disk."""
     out: str = "~/.cwfed/federation"
     """The server's run folder: metrics, checkpoints, events."""
+    checkpoints: int = Field(10, ge=2)
+    """How many rounds `cwfed flower rollback` can go back to."""
+    track: str = ""
+    """Who follows the server's metrics live, separated by commas: tensorboard, wandb, mlflow."""
 
     @field_validator("shape")
     @classmethod
@@ -55,6 +64,11 @@ class FederationSection(Section):
         if not all(part.isdigit() and int(part) > 0 for part in shape.split("x")):
             raise ValueError(f'federation.shape = "{shape}" must look like 3x32x32')
         return shape
+
+
+def names_in(text: str) -> list[str]:
+    """Names that are separated by commas."""
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 @dataclass(frozen=True)

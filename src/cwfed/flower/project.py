@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from cwfed.config import Config
 from cwfed.errors import CwfedError
 from cwfed.flower.plan import Plan
 
@@ -50,6 +51,18 @@ flwr run . --stream --federation-config "num-supernodes=10" -c "federation.nodes
 In a real federation the server runs `flower-superlink`, every node `flower-supernode` with a name and a data folder; the guide is
 docs/flower.md of cwfed. The server's run folder is `federation.out`.
 """
+
+
+NORM_BOUND = 2.0
+MOST_SAMPLES = 10_000
+
+
+def with_safe_defaults(config: Config, most_samples: int = MOST_SAMPLES) -> Config:
+    """A config for clients that nobody vouches for: bounds where it does not set them itself."""
+    section = config.guard
+    bounds = {"norm_bound": NORM_BOUND, "most_samples": most_samples}
+    unset = {key: value for key, value in bounds.items() if key not in section.model_fields_set}
+    return config.model_copy(update={"guard": section.model_copy(update=unset)})
 
 
 def write_project(folder: Path, plan: Plan, name: str = "") -> None:
