@@ -236,8 +236,10 @@ def flower_stop(folder: ServerArgument) -> None:
     """Stop the run; the rounds that are done stay."""
     from cwfed.flower.service import Server
 
-    Server(folder).want_no_longer()
-    out.print("The run ends; cwfed flower start goes on with it")
+    server = Server(folder)
+    server.want_no_longer()
+    server.wait_for_end()
+    out.print("The run has ended; cwfed flower start goes on with it")
 
 
 @flower_app.command("status")
@@ -259,7 +261,7 @@ def flower_status(folder: ServerArgument, as_json: JsonOption = False) -> None:
 @flower_app.command("rollback")
 def flower_rollback(
     folder: Annotated[Path, typer.Argument(help="The server's folder, or any run folder.")],
-    round_: Annotated[int, typer.Option("--round", min=1, help="The round to go back to.")],
+    round_: Annotated[int, typer.Option("--round", min=0, help="The round to go back to.")],
 ) -> None:
     """Go back to the checkpoint of a round; what came after it is put aside, and the run goes on from there."""
     from cwfed.folder import RunFolder

@@ -242,7 +242,8 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
         message: Message, context: Context, work: Callable[[Site, Callable[[int], Worker]], RecordDict]
     ) -> Message:
         """An error the user can mend goes to the server as a sentence, not as a traceback."""
-        logs.show()
+        if _is_node(context):
+            logs.show()
         try:
             with one_compute_thread():
                 content = work(*worker_of(context))
@@ -279,7 +280,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, Callable[[int], Worker]]
             here = worker(client)
             got = wire.download_from(message.content, here.forms)
             measured = here.evaluate(client, round_, got, bool(told["kept"]), bool(told["keep"]))
-            if told["keep"] and (folder := here.folder(client)):
+            if told["keep"] and _is_node(context) and (folder := here.folder(client)):
                 log.info(
                     '%s is client %d; its model of round %d: cwfed.load_model("%s", client=%d)',
                     *(site.name, client, round_, folder, client),
@@ -320,6 +321,11 @@ def clip_if_told(message: Message, context: Context, call_next: ClientAppCallabl
     if "clipping_norm" in message.content.config_records.get("told", ConfigRecord()):
         return fixedclipping_mod(message, context, call_next)
     return call_next(message, context)
+
+
+def _is_node(context: Context) -> bool:
+    """Whether somebody reads the log of this node alone, as in a simulation nobody does."""
+    return "name" in context.node_config
 
 
 def _told(content: RecordDict) -> tuple[int, int, ConfigRecord]:

@@ -19,6 +19,7 @@ import cwfed
 from cwfed import files
 from cwfed.errors import CwfedError
 from cwfed.flower import keys
+from cwfed.flower.project import bundle_of
 from cwfed.flower.service import NodeSettings, Server, ServerSettings, check_name
 
 CONTROL = 9093
@@ -85,13 +86,7 @@ def deploy(app: Path, out: Path, server: str, nodes: list[str], control: int = C
 
 def sign(out: Path) -> str:
     """Sign the app as it is now, with the authority's key; the hash of what nodes will run."""
-    from flwr.cli.build import build_fab_from_disk
-
-    app, key = out / "server" / "app", out / "authority" / "app.key"
-    try:
-        bundle = build_fab_from_disk(app)
-    except (OSError, ValueError) as error:
-        raise CwfedError(f"{app} is no Flower app that can be built: {error}") from None
+    key, bundle = out / "authority" / "app.key", bundle_of(out / "server" / "app")
     digest = hashlib.sha256(bundle).hexdigest()
     signer = (key.with_name("app.pub")).read_text(encoding="utf-8").strip()
     signed = {_id(signer): keys.sign(bundle, key)}

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cwfed.errors import RunError
 
@@ -176,39 +176,60 @@ class Programs:
 
     def flwr(self, *command: str) -> str:
         """One of Flower's own commands; its output."""
+        what = f"flwr {' '.join(command[:2])}"
+        until = time.monotonic() + ANSWERS_WITHIN
+        with subprocess.Popen(
+            ["flwr", *command],
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as asked:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    said, complaints = asked.communicate(timeout=1)
+                    break
+                superlink = self.processes.get("superlink")
+                if time.monotonic() > until or (superlink and superlink.poll() is not None):
+                    asked.kill()
+                    is_gone = superlink and superlink.poll() is not None
+                    why = "the SuperLink has ended" if is_gone else f"no answer within {ANSWERS_WITHIN:g} seconds"
+                    raise RunError(f"{what} failed: {why}")
+        if asked.returncode:
+            lines = [line for line in (complaints + said).splitlines() if line.strip()]
+            raise RunError(f"{what} failed: {' '.join(lines[-3:])}")
+        return said
+
+    def ask(self, *command: str) -> dict[str, Any]:
+        """What one of Flower's commands answers to programs."""
+        said = self.flwr(*command, self.connection, "--format=json")
         try:
-            done = subprocess.run(
-                ["flwr", *command],
-                env=self.environment,
-                cwd=self.folder,
-                capture_output=True,
-                text=True,
-                timeout=ANSWERS_WITHIN,
-            )
-        except subprocess.TimeoutExpired:
-            raise RunError(f"flwr {' '.join(command[:2])} did not answer within {ANSWERS_WITHIN:g} seconds") from None
-        if done.returncode:
-            said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-            raise RunError(f"flwr {' '.join(command[:2])} failed: {' '.join(said[-3:])}")
-        return done.stdout
+            answer: dict[str, Any] = json.loads(said)
+            problem = "" if answer.get("success") else str(answer.get("error-message", answer))
+        except (ValueError, AttributeError):
+            problem = said[-300:]
+        if problem:
+            raise RunError(f"flwr {' '.join(command[:2])} failed: {problem}")
+        return answer
 
     def register_key(self, key: Path) -> int:
         """Let the SuperLink know a node's public key; the node's id."""
-        return int(
-            json.loads(self.flwr("supernode", "register", str(key), self.connection, "--format=json"))["node-id"]
-        )
+        return int(self.ask("supernode", "register", str(key))["node-id"])
+
+    def node_states(self) -> dict[str, str]:
+        """By id: online, offline, registered (never seen) or unregistered."""
+        return {str(node["node-id"]): str(node["status"]) for node in self.ask("supernode", "list")["nodes"]}
 
     def run_app(self, app: Path, *options: str) -> int:
         """Start the app; the run's number."""
-        answer = json.loads(self.flwr("run", str(app), self.connection, "--format=json", *options))
-        if not answer.get("success"):
-            raise RunError(f"flwr run failed: {answer.get('error-message', answer)}")
-        return int(answer["run-id"])
+        return int(self.ask("run", *options, str(app))["run-id"])
 
     def status(self, run: int) -> tuple[str, str]:
         """pending, starting, running, or finished:completed, finished:failed, finished:stopped; and the details."""
-        answer = json.loads(self.flwr("ls", f"--run-id={run}", "--format=json", self.connection))["runs"][0]
-        return str(answer["status"]), str(answer.get("status-details", ""))
+        found = self.ask("ls", f"--run-id={run}")["runs"][0]
+        return str(found["status"]), str(found.get("status-details", ""))
 
 
 def supernode(server: str, authority: Path, key: Path, about: dict[str, str | int | bool], *more: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def write_project(folder: Path, plan: Plan, name: str = "") -> None:
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CwfedError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def bundle_of(folder: Path) -> bytes:
+    """The app as Flower sends it to nodes, always the same bytes for the same files."""
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
+            return build_fab_from_disk(folder)
+    except (OSError, ValueError) as error:
+        raise CwfedError(f"{folder} is no Flower app that can be built: {error}") from None
 
 
 def _pyproject(name: str, package: str, plan: Plan) -> dict[str, Any]:

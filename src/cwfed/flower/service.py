@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 import time
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ from pydantic import ValidationError, field_validator
 from cwfed import files
 from cwfed.config import Section
 from cwfed.errors import CwfedError, RunError
-from cwfed.flower import keys
+from cwfed.flower import keys, logs, programs
 from cwfed.flower.gate import signatures_of
 from cwfed.flower.programs import Programs, answers, supernode
+from cwfed.flower.project import bundle_of
 from cwfed.folder import RunFolder
 
 log = logging.getLogger("cwfed.flower")
@@ -92,6 +95,7 @@ class Server(Programs):
 
     settings: ServerSettings = field(init=False)
     run: int | None = field(default=None, init=False)
+    _wish: str = field(default="", init=False)
     _next_look: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -140,17 +144,33 @@ class Server(Programs):
 
     def want(self) -> None:
         """Have the app run, until it has completed."""
-        from flwr.cli.build import build_fab_from_disk
-
         if not answers(self.settings.control):
             raise CwfedError(f"the server is not running: cwfed flower serve {self.folder}")
-        if not signatures_of(build_fab_from_disk(self.app), self.folder / "signatures"):
+        if not signatures_of(bundle_of(self.app), self.folder / "signatures"):
             raise CwfedError("the app was changed since it was signed, and nodes will refuse it: cwfed flower sign")
-        (self.folder / "wanted").touch()
+        files.write_whole(self.folder / "wanted", f"{logs.now()} {secrets.token_hex(8)}\n")
+
+    def wish(self) -> str:
+        """The present wish for a run, another text every time that one is uttered; "" where there is none."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "wanted").read_text(encoding="utf-8")
+        return ""
 
     def want_no_longer(self) -> None:
         """Have the run end; it can be started again."""
         (self.folder / "wanted").unlink(missing_ok=True)
+
+    def wait_for_end(self) -> None:
+        """Until no run holds the run folder."""
+        until = time.monotonic() + programs.ANSWERS_WITHIN
+        while True:
+            try:
+                with self.run_folder.locked():
+                    return
+            except RunError as error:
+                if time.monotonic() > until:
+                    raise RunError(f"the run does not end: {error}") from None
+            time.sleep(0.5)
 
     # --- making it so
 
@@ -201,19 +221,20 @@ class Server(Programs):
 
     def _keep_run(self) -> None:
         """Have a run while one is wanted, and none otherwise."""
-        wanted = (self.folder / "wanted").exists()
-        if self.run is not None and not wanted:
-            self.flwr("stop", str(self.run), self.connection)
-            log.info("the run was stopped")
-            self.run = None
-        if not wanted or time.monotonic() < self._next_look:
+        wish = self.wish()
+        if self.run is not None and wish != self._wish:
+            run, self.run, self._next_look = self.run, None, 0.0
+            with suppress(RunError):  # it has ended by itself
+                self.flwr("stop", str(run), self.connection)
+                log.info("run %d was stopped", run)
+        if not wish or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY
         if self.run is None:
             here = {"out": str(self.folder / "run"), "admitted": str(self.folder / "admitted.json")}
             overrides = self.folder / "run.toml"
             overrides.write_text(tomli_w.dumps({"federation": here}), encoding="utf-8")
-            self.run = self.run_app(self.app, f"--run-config={overrides}")
+            self.run, self._wish = self.run_app(self.app, f"--run-config={overrides}"), wish
             log.info("run %d was started", self.run)
             return
         status, details = self.status(self.run)
@@ -223,7 +244,8 @@ class Server(Programs):
         elif status.startswith("finished"):
             log.info("run %d is %s", self.run, status.partition(":")[2])
             self.run = None
-            self.want_no_longer()
+            if self.wish() == wish:
+                self.want_no_longer()
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +63,7 @@ def health(server: Server) -> Health:
     rounds = [event for event in happened if isinstance(event, Round)]
     found = Health(
         running=answers(settings.control) and answers(int(settings.public.rpartition(":")[2])),
-        wanted=(server.folder / "wanted").exists(),
+        wanted=bool(server.wish()),
         finished=server.run_folder.finished,
         certificate_days=keys.days_left(server.folder / "server.crt"),
         notes=[f"{event.at} {event.message}" for event in happened if isinstance(event, Note)][-SHOWN:],
@@ -88,9 +87,8 @@ def health(server: Server) -> Health:
 
 def _nodes(server: Server, problems: list[str]) -> dict[str, str]:
     try:
-        listed = json.loads(server.flwr("supernode", "list", server.connection, "--format=json"))["nodes"]
-        states = {str(node["node-id"]): str(node["status"]) for node in listed}
-    except (RunError, ValueError, KeyError, TypeError) as error:
+        states = server.node_states()
+    except RunError as error:
         problems.append(f"the SuperLink does not say who is connected ({error})")
         return {}
     return {name: states.get(str(known["node"]), "unknown") for name, known in sorted(server.admitted.items())}
