@@ -32,7 +32,7 @@ from cwfed.flower.gate import Gate, signatures_of
 from cwfed.flower.programs import Programs, free_port
 from cwfed.flower.project import bundle_of, write_project
 from cwfed.flower.server import run_federation
-from cwfed.flower.service import Node, Server
+from cwfed.flower.service import Node, Server, unit
 from cwfed.folder import RunFolder
 from tests import processes
 from tests.conftest import leaves, small
@@ -142,10 +142,12 @@ def test_a_deployment_keeps_secrets_where_they_belong(deployed):
 
 @pytest.mark.skipif(not Path("/usr/bin/systemd-analyze").exists(), reason="systemd is not installed")
 def test_the_units_are_good_systemd(deployed):
-    units = [*deployed.glob("server/*.service"), deployed / "nodes" / "clinic-1" / "cwfed-join.service"]
+    units = [deployed / "cwfed-serve.service", deployed / "cwfed-join.service"]
+    for path, folder in zip(units, ("server", "nodes/clinic-1"), strict=True):
+        path.write_text(unit(deployed / folder))
     done = processes.run(["systemd-analyze", "verify", *units])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert all("Restart=always" in unit.read_text() for unit in units)
+    assert all("Restart=always" in path.read_text() for path in units)
 
 
 def test_a_new_certificate_is_of_the_same_authority(deployed):

@@ -222,6 +222,14 @@ def flower_gate(folder: ServerArgument) -> None:
     serve(settings.public, settings.control, here, here / "signatures")
 
 
+@flower_app.command("unit")
+def flower_unit(folder: Annotated[Path, typer.Argument(help="The server's folder, or a node's.")]) -> None:
+    """Print a systemd unit that serves, or joins, on this machine, and starts again whatever happens."""
+    from cwfed.flower.service import unit
+
+    print(unit(folder), end="")
+
+
 @flower_app.command("start")
 def flower_start(folder: ServerArgument) -> None:
     """Start the federation, or go on with it, until its rounds are done."""

@@ -1,8 +1,8 @@
 """`cwfed flower deploy`: the folders of a real federation, one for its server and one for every node.
 
 authority/      the keys that everything rests on: ca.key (certificates), app.key (signs the app). Not for the server.
-server/         server.toml, ca.crt, server.crt, server.key, app/, signatures/, nodes/ (public keys); a systemd unit
-nodes/NAME/     node.toml, ca.crt, trusted.yaml (who signs apps); a systemd unit. No secret: the node makes its own key.
+server/         server.toml, ca.crt, server.crt, server.key, app/, signatures/, nodes/ (public keys)
+nodes/NAME/     node.toml, ca.crt, trusted.yaml (who signs apps). No secret: the node makes its own key.
 compose.yaml    the same in containers, made with the Dockerfile beside it
 """
 
@@ -24,27 +24,6 @@ from cwfed.flower.service import NodeSettings, Server, ServerSettings, check_nam
 
 CONTROL = 9093
 """The port of the loopback on which the SuperLink listens, unless another is chosen."""
-
-UNIT = """[Unit]
-Description={what} of a federation of cwfed
-After=network-online.target
-Wants=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-ExecStart={command}
-WorkingDirectory={folder}
-Restart=always
-RestartSec=5
-TimeoutStopSec=60
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectSystem=full
-
-[Install]
-WantedBy=multi-user.target
-"""
-
 
 DOCKERFILE = f"""FROM python:3.11-slim
 RUN pip install "cwfed[flower]=={cwfed.__version__}"
@@ -76,7 +55,6 @@ def deploy(app: Path, out: Path, server: str, nodes: list[str], control: int = C
     (authority / "app.pub").write_text(f"{signer}\n", encoding="utf-8")
     shutil.copytree(app, at_server / "app", ignore=shutil.ignore_patterns("__pycache__"))
     _write_toml(at_server / "server.toml", settings.model_dump())
-    _write_unit(at_server, "The server", "serve")
     for name, node in about.items():
         _write_node(out / "nodes" / name, node, at_server / "ca.crt", signer)
     (out / "compose.yaml").write_text(_compose(list(about)), encoding="utf-8")
@@ -114,18 +92,10 @@ def _write_node(folder: Path, settings: NodeSettings, authority: Path, signer: s
     _write_toml(folder / "node.toml", settings.model_dump())
     # JSON is YAML, and needs no library
     (folder / "trusted.yaml").write_text(json.dumps({_id(signer): signer}) + "\n", encoding="utf-8")
-    _write_unit(folder, "A node", "join")
 
 
 def _write_toml(path: Path, table: dict[str, object]) -> None:
     path.write_text(tomli_w.dumps(table), encoding="utf-8")
-
-
-def _write_unit(folder: Path, what: str, command: str) -> None:
-    program = shutil.which("cwfed") or "/usr/local/bin/cwfed"
-    here = folder.resolve()
-    unit = UNIT.format(what=what, command=f'"{program}" flower {command} "{here}"', folder=here)
-    (folder / f"cwfed-{command}.service").write_text(unit, encoding="utf-8")
 
 
 def _compose(nodes: list[str]) -> str:

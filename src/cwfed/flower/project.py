@@ -49,8 +49,9 @@ flwr run . --stream                                     # a simulation on this m
 flwr run . --stream --federation-config "num-supernodes=10" -c "federation.nodes=10 train.rounds=20"
 ```
 
-In a real federation the server runs `flower-superlink`, every node `flower-supernode` with a name and a data folder; the guide is
-docs/flower.md of cwfed. The server's run folder is `federation.out`.
+A real federation: `cwfed flower deploy . --out ../federation --server HOST:PORT --node NAME ...` writes the folders of its server and its nodes; the guide
+is docs/flower.md of cwfed. Never let a plain `flower-superlink` be reached by others: who reaches it runs code on the server and on every node.
+The server's run folder is `federation.out`.
 """
 
 

@@ -11,6 +11,8 @@ import json
 import logging
 import re
 import secrets
+import shutil
+import sys
 import time
 import tomllib
 from contextlib import suppress
@@ -35,6 +37,37 @@ log = logging.getLogger("cwfed.flower")
 LOOK_EVERY = 10.0
 """Seconds between two questions how the run is, and between two starts of one that failed."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+UNIT = """[Unit]
+Description={what} of a federation of cwfed
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+WorkingDirectory={folder}
+Restart=always
+RestartSec=5
+TimeoutStopSec=60
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=full
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit(folder: Path) -> str:
+    """A systemd unit for this folder on this machine, the server's or a node's."""
+    is_server = (folder / "server.toml").exists()
+    here = (Server(folder) if is_server else Node(folder)).folder
+    beside = Path(sys.executable).with_name("cwfed")
+    program = beside if beside.exists() else shutil.which("cwfed") or beside
+    what, command = ("The server", "serve") if is_server else ("A node", "join")
+    return UNIT.format(what=what, command=f'"{program}" flower {command} "{here}"', folder=here)
 
 
 def _is_address(address: str) -> str:
