@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 
-import cwfed
 from cwfed.errors import RunError
 from cwfed.events import Note, Round
 from cwfed.flower import PersonalisedStrategy, client_app, wire
@@ -308,7 +307,7 @@ def test_nodes_that_disagree_are_told_so_by_name_and_left_out(tmp_path):
     strangers = {
         "classes": ({"classes": 7}, "it has classes: 7, the federation 10"),
         "shape": ({"shape": "3x32x32"}, "it has samples of shape 3x32x32, the federation 1x8x8"),
-        "version": ({"version": "0.0.1"}, f"it has cwfed of version 0.0.1, the federation {cwfed.__version__}"),
+        "protocol": ({"protocol": "0.1"}, f"it has messages of protocol 0.1, the federation {wire.PROTOCOL}"),
         "model": ({"model": "abc"}, "it has a model of form abc"),
     }
     lies = {}
@@ -416,7 +415,7 @@ def test_a_mod_of_the_users_own_sees_the_training_messages(tmp_path):
 def test_a_hello_has_only_possible_facts():
     from cwfed.flower.members import Hello
 
-    told = {"name": "a", "version": "1", "classes": 2, "shape": "2", "vocabulary": 0, "model": "x"}
+    told = {"name": "a", "version": "1", "protocol": "1.0", "classes": 2, "shape": "2", "vocabulary": 0, "model": "x"}
     sizes = {"samples": 3, "test": 1, "validation": 1}
     assert dataclasses.asdict(Hello.read(5, told, sizes))["samples"] == 3
     for wrong in (

@@ -177,8 +177,11 @@ def test_keys_are_admitted_replaced_and_excluded(deployed):
         server.admit("../evil", node.folder / "node.pub")
     with pytest.raises(CwfedError, match="clinic-2 is not admitted here: clinic-1 is"):
         server.exclude("clinic-2")
+    (server.folder / "nodes" / "spent").write_text(server.wished()["clinic-1"])
     server.exclude("clinic-1")
     assert server.wished() == {}
+    with pytest.raises(CwfedError, match="was in use before, and Flower takes a key only once"):
+        server.admit("clinic-1", node.folder / "node.pub")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class LocalFederation(Programs):
                 "vocabulary": shape.vocabulary,
                 "nodes": nodes,
                 "pin": True,
+                "wait": 300.0,  # nodes of before may be taken for connected for a minute, and their keys refused
                 "out": str(folder / "server"),
                 **federation,
             }

@@ -26,7 +26,7 @@ ANSWERS_WITHIN = 120.0
 """Seconds that one of Flower's commands may take."""
 ENDS_WITHIN = 30.0
 """Seconds that a process may take to end: a node that is killed before it has said goodbye is taken for connected."""
-SOONEST, LATEST = 5.0, 30.0
+SOONEST, LATEST = 5.0, 15.0
 """Seconds between two starts of a program that does not stay: twice as long every time, up to the latter."""
 STAYS = 60.0
 """Seconds after which a program counts as running."""

@@ -50,7 +50,8 @@ ExecStart={command}
 WorkingDirectory={folder}
 Restart=always
 RestartSec=5
-TimeoutStopSec=60
+SuccessExitStatus=130
+TimeoutStopSec=90
 NoNewPrivileges=yes
 PrivateTmp=yes
 ProtectSystem=full
@@ -151,6 +152,11 @@ class Server(Programs):
         path = self.folder / "admitted.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
+    def _spent(self) -> list[str]:
+        """Keys that were admitted and are no longer."""
+        path = self.folder / "nodes" / "spent"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
     def wished(self) -> dict[str, str]:
         """By name, the public keys that should be admitted."""
         return {path.stem: keys.public_key(path) for path in sorted((self.folder / "nodes").glob("*.pub"))}
@@ -163,6 +169,10 @@ class Server(Programs):
         others = [other for other, known in self.wished().items() if known == line and other != name]
         if others:
             raise CwfedError(f"{key} is the key of {others[0]}: every node needs a key of its own")
+        if line in self._spent():
+            raise CwfedError(
+                f"{key} was in use before, and Flower takes a key only once: make a new one (cwfed flower key)"
+            )
         had = path.exists()
         files.write_whole(path, f"{line}\n")
         return had
@@ -219,19 +229,22 @@ class Server(Programs):
             (here / "admitted.json").unlink(missing_ok=True)  # a new SuperLink knows nobody
         self.run_superlink(control, here)
         self.start("gate", "cwfed", "flower", "gate", str(here))
+        rest = 0.0
         try:
             while True:
                 for name in self.revive():
                     log.warning("%s had ended and was started again", name)
                     if name == "superlink":  # and with it the process of the run
                         self.run, self._next_look = None, 0.0
-                if answers(control):
+                if time.monotonic() > rest and answers(control):
                     try:
                         self._keep_admitted()
                         self._keep_run()
-                    except RunError as error:  # the SuperLink is coming or going
+                    except (
+                        CwfedError
+                    ) as error:  # the SuperLink is coming or going, or a file is not what it should be
                         log.warning("%s", error)
-                        self._next_look = time.monotonic() + LOOK_EVERY
+                        rest = time.monotonic() + LOOK_EVERY
                 time.sleep(0.5)
         finally:
             self.close()
@@ -239,13 +252,16 @@ class Server(Programs):
     def _keep_admitted(self) -> None:
         wished, admitted = self.wished(), self.admitted
         for name in [n for n, known in admitted.items() if wished.get(n) != known["key"]]:
-            self.flwr("supernode", "unregister", str(admitted[name]["node"]), self.connection)
+            node = str(admitted[name]["node"])
+            if self.node_states().get(node, "unregistered") != "unregistered":
+                self.flwr("supernode", "unregister", node, self.connection)
+            files.write_whole(self.folder / "nodes" / "spent", "\n".join([*self._spent(), admitted[name]["key"]]))
             del admitted[name]
             self._write_admitted(admitted)
             log.info("%s is admitted no longer by the key it had", name)
         for name in wished.keys() - admitted.keys():
-            node = self.register_key(self.folder / "nodes" / f"{name}.pub")
-            admitted[name] = {"node": node, "key": wished[name]}
+            number = self.register_key(self.folder / "nodes" / f"{name}.pub")
+            admitted[name] = {"node": number, "key": wished[name]}
             self._write_admitted(admitted)
             log.info("%s is admitted", name)
 
