@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 import cwfed
 from cwfed import session
 from cwfed.events import Note, Round, from_json
-from cwfed.flower import Plan, keys
+from cwfed.flower import keys
 from cwfed.flower.programs import Programs, answers, marked, supernode
-from cwfed.folder import RunFolder, flat
+from cwfed.flower.project import read_plan
+from cwfed.folder import RunFolder
 from tests import processes
 
 pytestmark = pytest.mark.federation
@@ -155,10 +156,7 @@ def strangers_at_the_door(folder: Path, clinic: Path, stack: ExitStack) -> Progr
 
 
 def same_as_simulated(reader: Reader, simulated: Path) -> None:
-    import tomllib
-
-    table = tomllib.loads((reader.server / "app" / "pyproject.toml").read_text())
-    config = Plan.of(flat(table["tool"]["flwr"]["app"]["config"])).config
+    config = read_plan(reader.server / "app").config
     two = config.model_copy(update={"data": config.data.model_copy(update={"clients": 2})})
     session.run(two.model_copy(update={"run": two.run.model_copy(update={"engine": "loop"})}), simulated)
     ours = {e.round: e for e in RunFolder(simulated).events() if isinstance(e, Round)}

@@ -26,11 +26,11 @@ from flwr.supernode.start_client_internal import _verify_fab
 
 from cwfed.errors import CwfedError, RunError
 from cwfed.events import Note, Round
-from cwfed.flower import PersonalisedStrategy, Plan, gate, keys, logs, programs, status
+from cwfed.flower import PersonalisedStrategy, gate, keys, logs, programs, status
 from cwfed.flower.deploy import certify, deploy, sign
 from cwfed.flower.gate import Gate, signatures_of
 from cwfed.flower.programs import Programs, free_port
-from cwfed.flower.project import bundle_of, write_project
+from cwfed.flower.project import bundle_of, read_plan, write_project
 from cwfed.flower.server import run_federation
 from cwfed.flower.service import Node, Server, unit
 from cwfed.folder import RunFolder
@@ -373,14 +373,6 @@ def test_new_projects_have_guards_for_strangers(tmp_path):
     program = Path(sys.executable).parent / "cwfed"
     for name, more in {"one": [], "two": ["--most-samples=77", "--set=guard.norm_bound=5"]}.items():
         processes.run([program, "flower", "new", tmp_path / name, *more], check=True)
-    import tomllib
-
-    from cwfed.folder import flat
-
-    def plan(name: str) -> Plan:
-        table = tomllib.loads((tmp_path / name / "pyproject.toml").read_text())
-        return Plan.of(flat(table["tool"]["flwr"]["app"]["config"]))
-
-    assert plan("one").federation.pin
-    assert (plan("one").config.guard.norm_bound, plan("one").config.guard.most_samples) == (2.0, 10_000)
-    assert (plan("two").config.guard.norm_bound, plan("two").config.guard.most_samples) == (5.0, 77)
+    plans = [read_plan(tmp_path / name) for name in ("one", "two")]
+    assert all(plan.federation.pin for plan in plans)
+    assert [(p.config.guard.norm_bound, p.config.guard.most_samples) for p in plans] == [(2.0, 10_000), (5.0, 77)]

@@ -7,7 +7,6 @@ state/client-000 (what that client keeps), server (the run folder), keys, app (t
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,7 @@ from cwfed.experiment import deal
 from cwfed.flower import keys, programs
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.programs import Programs, free_port, supernode
-from cwfed.flower.project import with_safe_defaults, write_project
-from cwfed.folder import flat
+from cwfed.flower.project import read_plan, with_safe_defaults, write_project
 
 LOOK_EVERY = 4.0
 """Seconds between two questions how a run is: each starts a process of Flower's."""
@@ -84,12 +82,7 @@ class LocalFederation(Programs):
     def open(cls, folder: Path) -> LocalFederation:
         """A federation that was prepared before."""
         folder = folder.resolve()
-        try:
-            table = tomllib.loads((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
-            plan = Plan.of(flat(table["tool"]["flwr"]["app"]["config"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{folder} holds no federation of cwfed, or a damaged one ({error})") from None
-        made = cls(folder, plan)
+        made = cls(folder, read_plan(folder / "app"))
         made._configure_flower()
         return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import tomli_w
 
 from cwfed.config import Config
-from cwfed.errors import CwfedError
+from cwfed.errors import CwfedError, RunError
 from cwfed.flower.plan import Plan
+from cwfed.folder import flat
 
 SERVER = '''"""The server: any algorithm of cwfed, as [tool.flwr.app.config] in pyproject.toml says."""
 
@@ -90,6 +92,15 @@ def write_project(folder: Path, plan: Plan, name: str = "") -> None:
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CwfedError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan in the settings of an app."""
+    try:
+        table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return Plan.of(flat(table["tool"]["flwr"]["app"]["config"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder.parent} holds no federation of cwfed, or a damaged one ({error})") from None
 
 
 def bundle_of(folder: Path) -> bytes:

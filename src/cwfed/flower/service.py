@@ -29,7 +29,7 @@ from cwfed.errors import CwfedError, RunError
 from cwfed.flower import keys, logs, programs
 from cwfed.flower.gate import signatures_of
 from cwfed.flower.programs import Programs, answers, supernode
-from cwfed.flower.project import bundle_of
+from cwfed.flower.project import bundle_of, read_plan
 from cwfed.folder import RunFolder
 
 log = logging.getLogger("cwfed.flower")
@@ -189,9 +189,18 @@ class Server(Programs):
         """Have the app run, until it has completed."""
         if not answers(self.settings.control):
             raise CwfedError(f"the server is not running: cwfed flower serve {self.folder}")
+        if self.is_done():
+            raise CwfedError(
+                f"all {self.run_folder.rounds_done()} rounds are done: set more train.rounds in {self.app / 'pyproject.toml'} and sign "
+                "it, or go back (cwfed flower rollback)"
+            )
         if not signatures_of(bundle_of(self.app), self.folder / "signatures"):
             raise CwfedError("the app was changed since it was signed, and nodes will refuse it: cwfed flower sign")
         files.write_whole(self.folder / "wanted", f"{logs.now()} {secrets.token_hex(8)}\n")
+
+    def is_done(self) -> bool:
+        """Whether the run has all the rounds that the app wants."""
+        return self.run_folder.rounds_done() >= read_plan(self.app).config.train.rounds
 
     def wish(self) -> str:
         """The present wish for a run, another text every time that one is uttered; "" where there is none."""
@@ -240,9 +249,7 @@ class Server(Programs):
                     try:
                         self._keep_admitted()
                         self._keep_run()
-                    except (
-                        CwfedError
-                    ) as error:  # the SuperLink is coming or going, or a file is not what it should be
+                    except CwfedError as error:  # the SuperLink comes or goes, or a file is not what it should be
                         log.warning("%s", error)
                         rest = time.monotonic() + LOOK_EVERY
                 time.sleep(0.5)
@@ -279,19 +286,24 @@ class Server(Programs):
         if not wish or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY
-        if self.run is None:
+        if self.run is None and self.is_done():  # it was killed after its last words
+            self.want_no_longer()
+        elif self.run is None:
             here = {"out": str(self.folder / "run"), "admitted": str(self.folder / "admitted.json")}
             overrides = self.folder / "run.toml"
             overrides.write_text(tomli_w.dumps({"federation": here}), encoding="utf-8")
             self.run, self._wish = self.run_app(self.app, f"--run-config={overrides}"), wish
             log.info("run %d was started", self.run)
-            return
-        status, details = self.status(self.run)
+        else:
+            self._look_at(self.run, wish)
+
+    def _look_at(self, run: int, wish: str) -> None:
+        status, details = self.status(run)
         if status == "finished:failed":
-            log.error("run %d failed: %s; it is started again", self.run, details)
+            log.error("run %d failed: %s; it is started again", run, details)
             self.run = None
         elif status.startswith("finished"):
-            log.info("run %d is %s", self.run, status.partition(":")[2])
+            log.info("run %d is %s", run, status.partition(":")[2])
             self.run = None
             if self.wish() == wish:
                 self.want_no_longer()
