@@ -74,6 +74,18 @@ class Reader:
             if line.startswith(upto):
                 return
 
+    def end(self) -> None:
+        """As systemd or Ctrl-C would end what runs for ever."""
+        for process in self.running:
+            os.killpg(process.pid, signal.SIGTERM)
+        assert [process.wait(processes.LIMIT) for process in self.running] == [130] * len(self.running)
+
+    def left(self) -> list[int]:
+        """Processes of the server and the nodes, also where the test broke off."""
+        nodes = self.server.parent / "nodes"
+        names = [f"{self.server}:superlink", f"{self.server}:gate"]
+        return [pid for name in [*names, *(f"{node}:supernode" for node in nodes.glob("*"))] for pid in marked(name)]
+
     def events(self) -> list:
         path = self.run / "events.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -101,6 +113,7 @@ def test_the_page_works_as_it_is_printed_and_strangers_are_refused_at_every_door
     processes.until(lambda: not any(map(answers, PORTS)))  # another run of this test may be using them
     with ExitStack() as stack:
         reader = Reader(tmp_path, stack)
+        stack.callback(lambda: [os.kill(pid, signal.SIGKILL) for pid in reader.left()])
         clinic = tmp_path / "federation" / "nodes" / "clinic-1"
         reader.follow("cwfed flower join federation/nodes/clinic-2")
         reader.until(lambda: (reader.server / "admitted.json").exists() and all(map(answers, PORTS)))
@@ -129,7 +142,8 @@ def test_the_page_works_as_it_is_printed_and_strangers_are_refused_at_every_door
         reader.until(lambda: json.loads((reader.server / "admitted.json").read_text()).keys() == {"clinic-1"})
         assert "No SuperNode found" in (tmp_path / "federation-server.log").read_text()
         assert stranger.processes["stranger"].poll() is not None
-    assert not marked(f"{reader.server}:superlink"), "no process is left"
+        reader.end()
+        assert not reader.left(), "no process is left"
 
 
 def strangers_at_the_door(folder: Path, clinic: Path, stack: ExitStack) -> Programs:
