@@ -148,6 +148,8 @@ class Round:
     """By estimate (`leak.py`), what the uploads say about the participants' classes; in the order of `participants`."""
     spent: Spent | None = None
     """In the last round, with differential privacy."""
+    at: str = ""
+    """In a real federation: when it was over, in UTC."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ class Note:
 
     kind: ClassVar[str] = "note"
     message: str
+    at: str = ""
+    """In a real federation: when, in UTC."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", plain(self.message, MOST_NOTE))
@@ -181,7 +185,10 @@ Event = Started | Round | Newcomers | Note
 
 def to_json(event: Event) -> str:
     """One line."""
-    return json.dumps({"event": event.kind, **dataclasses.asdict(event)}, allow_nan=False)
+    fields = dataclasses.asdict(event)
+    if not fields.get("at", "-"):  # a simulation is the same whenever it is made
+        del fields["at"]
+    return json.dumps({"event": event.kind, **fields}, allow_nan=False)
 
 
 _KINDS: dict[str, type] = {cls.kind: cls for cls in (Started, Round, Newcomers, Note)}

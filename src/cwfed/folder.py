@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 
 from cwfed import config as configs
 from cwfed import events, files, saved_models
-from cwfed.checkpoint import Checkpoints
+from cwfed.checkpoint import Checkpoints, load
 from cwfed.config import Config
 from cwfed.errors import RunError
 from cwfed.events import Event
@@ -89,9 +90,9 @@ class Restored(NamedTuple):
 class RunFolder:
     """Reads and writes the files of one run."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, checkpoints: int = 2) -> None:
         self.path = Path(path)
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.checkpoints = Checkpoints(self.path / "checkpoints", checkpoints)
         self._events: FileIO | None = None
         self._sha = hashlib.sha256()
 
@@ -314,6 +315,24 @@ class RunFolder:
             self._set_apart(tree["events"])
         os.truncate(path, tree["events"])
         return Restored(from_tree(tree), _picked(tree), complaints)
+
+    def rollback(self, round_: int) -> Path:
+        """Go back to the checkpoint of a round: a resumed run goes on after it. What came since is put aside; where."""
+        rounds = self.checkpoints.rounds()
+        if round_ not in rounds:
+            there = ", ".join(map(str, sorted(rounds))) or "none"
+            raise RunError(f"{self.path} has no checkpoint of round {round_}; there are those of {there}")
+        tree = load(self.checkpoints.path(round_))
+        self._check(tree, self.config())
+        aside = self.path / "rolled-back" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        aside.mkdir(parents=True)
+        shutil.copy(self.path / "events.jsonl", aside)
+        for newer in (r for r in rounds if r > round_):
+            self.checkpoints.path(newer).rename(aside / self.checkpoints.path(newer).name)
+        if self.finished:
+            (self.path / "summary.json").rename(aside / "summary.json")
+        os.truncate(self.path / "events.jsonl", tree["events"])
+        return aside
 
     def _check(self, tree: Any, config: Config) -> list[Progress]:
         """Config, events and checkpoint must be of one run, and the events as they were then. All progress that is in it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,14 +14,12 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from safetensors.torch import load_file
 
 from cwfed import config as configs
-from cwfed import session
-from cwfed.errors import RunError
 from cwfed.events import Note, Round, from_json
-from cwfed.flower import keys, local
-from cwfed.flower.local import LocalFederation, free_port, marked, node_name
+from cwfed.flower import programs
+from cwfed.flower.local import LocalFederation, node_name
+from cwfed.flower.programs import free_port
 from cwfed.folder import RunFolder
 from tests import processes
 
@@ -110,8 +107,8 @@ def until(what, federation: LocalFederation):
 @pytest.fixture
 def closing(monkeypatch):
     """Ends federations, however the test ends."""
-    monkeypatch.setattr(local, "STARTS_WITHIN", processes.LIMIT)
-    monkeypatch.setattr(local, "ANSWERS_WITHIN", processes.LIMIT)
+    monkeypatch.setattr(programs, "STARTS_WITHIN", processes.LIMIT)
+    monkeypatch.setattr(programs, "ANSWERS_WITHIN", processes.LIMIT)
     open_ones: list[LocalFederation] = []
     yield lambda federation: open_ones.append(federation) or federation
     for federation in open_ones:
@@ -190,91 +187,6 @@ def came_back(federation: LocalFederation, name: str, client: int) -> bool:
         federation.start_node(name)
     time.sleep(3)
     return any(client in event.participants for number, event in rounds(federation).items() if number > 2)
-
-
-def test_a_killed_server_and_a_killed_superlink_go_on_to_the_simulators_bits(tmp_path, closing):
-    federation = closing(
-        prepare(tmp_path / "federation", 2, "train.rounds=4", "run.evaluate_every=2", timeout=processes.LIMIT)
-    )
-    federation.start_superlink()
-    for number in range(2):
-        federation.register(node_name(number))
-        federation.start_node(node_name(number))
-    run = federation.submit()
-
-    until(lambda: 1 in rounds(federation), federation=federation)
-    kill_server_app(federation)
-    until(lambda: federation.status(run)[0].startswith("finished"), federation=federation)
-    assert federation.status(run)[0] == "finished:failed"
-
-    federation.submit()
-    until(lambda: 2 in rounds(federation), federation=federation)
-    federation.end("superlink", signal.SIGKILL)
-    federation.start_superlink()
-    until(lambda: submitted(federation), federation=federation)
-    until(lambda: (tmp_path / "federation" / "server" / "summary.json").exists(), federation=federation)
-
-    simulated = tmp_path / "simulated"
-    session.run(federation.plan.config, simulated)
-    ours = {e.round: e for e in RunFolder(simulated).events() if isinstance(e, Round)}
-    theirs = rounds(federation)
-    assert theirs.keys() == {1, 2, 3, 4}
-    for number in ours:
-        assert theirs[number].client_loss == ours[number].client_loss
-    assert theirs[4].received.right == ours[4].received.right
-    index = json.loads((simulated / "models" / "index.json").read_text())
-    for number in range(2):
-        (model,) = (tmp_path / "federation" / "state" / node_name(number)).glob("*/models/*.safetensors")
-        mine, its = load_file(simulated / "models" / index[str(number)]), load_file(model)
-        assert all(torch.equal(mine[name], its[name]) for name in mine)
-
-
-def kill_server_app(federation: LocalFederation) -> None:
-    ours = marked(f"{federation.folder}:superlink")
-    found = [pid for pid in ours if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert found, "the server app runs in a process of its own"
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-
-
-def submitted(federation: LocalFederation) -> bool:
-    """After its restart the SuperLink may need a moment."""
-    try:
-        federation.submit()
-    except RunError:
-        return False
-    return True
-
-
-def test_strangers_are_refused_and_too_few_nodes_are_an_error(tmp_path, closing):
-    """A node with a key that nobody registered, and one that does not trust the server's certificate, never join."""
-    federation = closing(prepare(tmp_path / "federation", 3, "train.rounds=1", wait=25.0, timeout=processes.LIMIT))
-    federation.start_superlink()
-    for number in range(2):
-        federation.register(node_name(number))
-        federation.start_node(node_name(number))
-    federation.start_node("client-002")  # has a key, but it is not registered
-    keys.certificates(tmp_path / "others")
-    federation.start(
-        "foreign",
-        "flower-supernode",
-        f"--superlink=127.0.0.1:{federation.port}",
-        f"--root-certificates={tmp_path / 'others' / 'ca.crt'}",
-        f"--auth-supernode-private-key={federation.folder / 'keys' / 'client-000'}",
-        "--host=127.0.0.1",
-        f"--port={free_port()}",
-        '--node-config=name="foreign"',
-    )
-    logs = federation.folder / "logs"
-    said = {"client-002": "Failed to activate SuperNode", "foreign": "CERTIFICATE_VERIFY_FAILED"}
-    until(lambda: all(words in (logs / f"{name}.log").read_text() for name, words in said.items()), federation)
-    until(lambda: federation.flwr("supernode", "list", "trial", "--format=json").count('"online"') == 2, federation)
-    run = federation.submit()
-    until(lambda: federation.status(run)[0].startswith("finished"), federation=federation)
-    assert federation.status(run)[0] == "finished:failed"
-    assert any("only 2 of the 3 nodes" in note for note in notes(federation))
-    assert not any("client-002" in note or "foreign" in note for note in notes(federation))
-    assert "No SuperNode found with the given public key" in (logs / "superlink.log").read_text()
 
 
 def test_the_command_tells_how_it_ended_and_goes_on_after_ctrl_c(tmp_path):

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 import cwfed
 from cwfed.data import Dataset, SourceSpec, load
@@ -290,12 +291,30 @@ def test_without_its_consent_nothing_says_how_many_samples_of_a_class_a_client_h
 # --- who may take part
 
 
+def test_a_node_that_is_gone_when_it_is_asked_who_it_is_may_come_back(tmp_path):
+    """After a restart Flower takes nodes of before for connected, and answers for them a minute later."""
+    strategy, grid = federation(tmp_path)
+    stale = {grid.join(client) for client in range(4)}
+
+    def gone(node, reply):
+        told = grid.told[int(reply.metadata.reply_to_message_id)]
+        if node in stale:
+            stale.discard(node)
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "Error: Node Unavailable"), reply_to=told)
+        return reply
+
+    grid.change = gone
+    _, events = carry_out(strategy, grid)
+    assert not any("left out" in note for note in notes(events))
+    assert [event.participants for event in rounds(events)] == [[0, 1, 2, 3]] * 3
+
+
 def test_nodes_that_disagree_are_told_so_by_name_and_left_out(tmp_path):
     strategy, grid = federation(tmp_path, nodes=3, clients=8)
     strangers = {
         "classes": ({"classes": 7}, "it has classes: 7, the federation 10"),
         "shape": ({"shape": "3x32x32"}, "it has samples of shape 3x32x32, the federation 1x8x8"),
-        "version": ({"version": "0.0.1"}, f"it has cwfed of version 0.0.1, the federation {cwfed.__version__}"),
+        "protocol": ({"protocol": "0.1"}, f"it has messages of protocol 0.1, the federation {wire.PROTOCOL}"),
         "model": ({"model": "abc"}, "it has a model of form abc"),
     }
     lies = {}
@@ -425,7 +444,16 @@ def test_a_mod_of_the_users_own_sees_the_training_messages(tmp_path):
 def test_a_hello_has_only_possible_facts():
     from cwfed.flower.members import Hello
 
-    told = {"name": "a", "version": "1", "classes": 2, "shape": "2", "vocabulary": 0, "model": "x", "words": ""}
+    told = {
+        "name": "a",
+        "version": "1",
+        "protocol": "1.0",
+        "classes": 2,
+        "shape": "2",
+        "vocabulary": 0,
+        "model": "x",
+        "words": "",
+    }
     told["class_names"] = ["cat", "dog"]
     sizes = {"samples": 3, "test": 1, "validation": 1}
     assert dataclasses.asdict(Hello.read(5, told, sizes))["samples"] == 3

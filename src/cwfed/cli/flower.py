@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cwfed.cli.app import ConfigArgument, DataDirOption, SetOption, app, load_config
+from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
 from cwfed.console import err, escape, out, print_summary, progress
 from cwfed.errors import CwfedError, Interrupted
 
@@ -29,21 +31,25 @@ def flower_new(
     shape: Annotated[str, typer.Option(help="The shape of one sample: channels x height x width.")] = "1x8x8",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     nodes: Annotated[int, typer.Option(help="Nodes that a round needs.")] = 2,
+    most_samples: Annotated[
+        int, typer.Option(min=1, help="Training samples that a client may claim: those of your largest one.")
+    ] = 10_000,
 ) -> None:
-    """Write a Flower app that is ready for `flwr run`."""
+    """Write a Flower app that is ready for `flwr run`, with the guards of a federation of strangers."""
     from cwfed.flower.plan import Plan
-    from cwfed.flower.project import write_project
+    from cwfed.flower.project import with_most_samples, write_project
     from cwfed.folder import flat
 
     settings = set_ or []
     if config is None:  # the digits, as in the demo: a first run takes a minute
         settings = ["train.rounds=10", "train.lr=0.05", "run.checkpoint_seconds=0", *settings]
-    chosen = load_config(config, settings)
+    chosen = with_most_samples(load_config(config, settings), most_samples)
     table = {
         "federation.shape": shape,
         "federation.classes": classes,
         "federation.nodes": nodes,
         "federation.clients": max(100, 2 * nodes),
+        "federation.pin": True,
         "federation.out": f"~/.cwfed/{folder.resolve().name}",
     }
     settled = flat(chosen.model_dump()) | table
@@ -52,6 +58,10 @@ def flower_new(
     write_project(folder, Plan.of(settled))
     where = escape(str(folder))
     out.print(f"Written: [bold]{where}[/bold]. Its README says how to run it; the settings are in pyproject.toml")
+    out.print(
+        f"A client may claim at most {chosen.guard.most_samples:,} training samples (guard.most_samples): the number of your "
+        "largest one is best"
+    )
 
 
 @flower_app.command("up")
@@ -114,3 +124,177 @@ def _run(federation: LocalFederation, names: list[str]) -> str:
             ) from None
         finally:
             federation.close()
+
+
+# --- a real federation, by the folders that `deploy` writes
+
+ServerArgument = Annotated[Path, typer.Argument(help="The server's folder.")]
+NodeArgument = Annotated[Path, typer.Argument(help="The node's folder.")]
+DeploymentArgument = Annotated[Path, typer.Argument(help="The folder that cwfed flower deploy wrote.")]
+NameArgument = Annotated[str, typer.Argument(help="The node's name.")]
+
+
+@flower_app.command("deploy")
+def flower_deploy(
+    project: Annotated[Path, typer.Argument(help="The Flower app, as cwfed flower new writes it.")],
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Where the folders go.")],
+    server: Annotated[str, typer.Option(help="Where nodes reach the server, HOST:PORT.")],
+    node: Annotated[list[str], typer.Option(help="A node's name. May be repeated.")],
+    control: Annotated[int, typer.Option(help="The SuperLink's port, which only the server itself reaches.")] = 9093,
+) -> None:
+    """Write what a real federation needs: keys, certificates, a folder for the server and for every node."""
+    from cwfed.flower.deploy import deploy
+
+    deploy(project, folder, server, node, control)
+    where = escape(str(folder))
+    out.print(
+        f"Written: [bold]{where}[/bold]. server/ goes to the server, nodes/NAME/ to each node (it holds no secret); keep "
+        "authority/ where neither is"
+    )
+
+
+@flower_app.command("key")
+def flower_key(folder: NodeArgument) -> None:
+    """Make a node's key, or a new one; the public half is for the server's operator."""
+    from cwfed.flower.service import Node
+
+    node = Node(folder)
+    public = node.new_key()
+    out.print(
+        f"Send [bold]{escape(str(public))}[/bold] to the server's operator, who admits it as {node.settings.name}"
+    )
+
+
+@flower_app.command("admit")
+def flower_admit(
+    folder: ServerArgument, name: NameArgument, key: Annotated[Path, typer.Argument(help="Its public key.")]
+) -> None:
+    """Let a node take part under a name; a new key takes the place of the one it had."""
+    from cwfed.flower.service import Server
+
+    replaced = Server(folder).admit(name, key)
+    out.print(f"{name} is admitted{' with its new key; the old one is refused from now on' if replaced else ''}")
+
+
+@flower_app.command("exclude")
+def flower_exclude(folder: ServerArgument, name: NameArgument) -> None:
+    """Let a node take part no longer: its key is refused at once."""
+    from cwfed.flower.service import Server
+
+    Server(folder).exclude(name)
+    out.print(
+        f"{name} is excluded; what it sent stays in the models: cwfed flower rollback goes back to a round before"
+    )
+
+
+@flower_app.command("sign")
+def flower_sign(folder: DeploymentArgument) -> None:
+    """Sign the app in server/app as it is now, so that nodes run it."""
+    from cwfed.flower.deploy import sign
+
+    out.print(f"Nodes will run the app {sign(folder)[:16]}")
+
+
+@flower_app.command("certify")
+def flower_certify(folder: DeploymentArgument) -> None:
+    """A new certificate and key for the server, from the same authority; then restart the server."""
+    from cwfed.flower.deploy import certify
+
+    certify(folder)
+    out.print("The server has a new certificate: restart cwfed flower serve")
+
+
+@flower_app.command("serve")
+def flower_serve(folder: ServerArgument) -> None:
+    """Be the server: the SuperLink on the loopback, the gate for nodes, the run. What dies is started again."""
+    from cwfed.flower import logs
+    from cwfed.flower.service import Server
+
+    logs.show()
+    _until_ended(Server(folder).keep, "the server was ended; a run that was under way goes on with the same command")
+
+
+@flower_app.command("join")
+def flower_join(folder: NodeArgument) -> None:
+    """Be a node. It runs signed apps only; what dies is started again."""
+    from cwfed.flower import logs
+    from cwfed.flower.service import Node
+
+    logs.show()
+    _until_ended(Node(folder).keep, "the node was ended")
+
+
+@flower_app.command("gate", hidden=True)
+def flower_gate(folder: ServerArgument) -> None:
+    """The gate alone, which cwfed flower serve starts."""
+    from cwfed.flower.gate import serve
+    from cwfed.flower.service import Server
+
+    server = Server(folder)
+    here, settings = server.folder, server.settings
+    serve(settings.public, settings.control, here, here / "signatures")
+
+
+@flower_app.command("unit")
+def flower_unit(folder: Annotated[Path, typer.Argument(help="The server's folder, or a node's.")]) -> None:
+    """Print a systemd unit that serves, or joins, on this machine, and starts again whatever happens."""
+    from cwfed.flower.service import unit
+
+    print(unit(folder), end="")
+
+
+@flower_app.command("start")
+def flower_start(folder: ServerArgument) -> None:
+    """Start the federation, or go on with it, until its rounds are done."""
+    from cwfed.flower.service import Server
+
+    Server(folder).want()
+    out.print("The federation is started; cwfed flower status says how it is")
+
+
+@flower_app.command("stop")
+def flower_stop(folder: ServerArgument) -> None:
+    """Stop the run; the rounds that are done stay."""
+    from cwfed.flower.service import Server
+
+    server = Server(folder)
+    server.want_no_longer()
+    server.wait_for_end()
+    out.print("The run has ended; cwfed flower start goes on with it")
+
+
+@flower_app.command("status")
+def flower_status(folder: ServerArgument, as_json: JsonOption = False) -> None:
+    """How a federation is. The exit code is 1 where something needs its operator."""
+    from cwfed.flower.service import Server
+    from cwfed.flower.status import health
+
+    found = health(Server(folder))
+    if as_json:
+        print(json.dumps(found.table(), indent=1))
+    else:
+        for line in found.lines():
+            out.print(escape(line), soft_wrap=True)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@flower_app.command("rollback")
+def flower_rollback(
+    folder: Annotated[Path, typer.Argument(help="The server's folder, or any run folder.")],
+    round_: Annotated[int, typer.Option("--round", min=0, help="The round to go back to.")],
+) -> None:
+    """Go back to the checkpoint of a round; what came after it is put aside, and the run goes on from there."""
+    from cwfed.folder import RunFolder
+
+    run = RunFolder(folder / "run" if (folder / "server.toml").exists() else folder)
+    with run.locked():
+        aside = run.rollback(round_)
+    out.print(f"The run is after round {round_} again; what came since is in {escape(str(aside))}", soft_wrap=True)
+
+
+def _until_ended(work: Callable[[], None], said: str) -> None:
+    try:
+        work()
+    except KeyboardInterrupt:
+        raise Interrupted(said) from None

@@ -34,7 +34,7 @@ from cwfed.data.partition import split
 from cwfed.engine import Candidate, Loop, Score, Visit, find_device
 from cwfed.errors import ConfigError, CwfedError, plain
 from cwfed.experiment import Blueprint, deal
-from cwfed.flower import wire
+from cwfed.flower import logs, wire
 from cwfed.flower.account import Account
 from cwfed.flower.members import SIZES, number_of
 from cwfed.flower.plan import Plan, describe_model, short_hash
@@ -165,6 +165,10 @@ class Worker:
 
     # --- what stays here
 
+    def folder(self, client: int) -> Path | None:
+        """Where a client's state and model are; None where nothing is kept."""
+        return self._state(client)
+
     def _checkpoints(self, client: int) -> Checkpoints:
         folder = self._state(client)
         if folder is None:
@@ -237,6 +241,7 @@ def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) 
     hello: dict[str, Any] = {
         "name": site_name,
         "version": cwfed.__version__,
+        "protocol": wire.PROTOCOL,
         "classes": federation.data.classes,
         "shape": "x".join(map(str, federation.shape.dims)),
         "vocabulary": federation.shape.vocabulary,
@@ -282,6 +287,8 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
 
     def answer(message: Message, context: Context, work: Callable[[Site, WorkerOf], RecordDict]) -> Message:
         """An error the user can mend goes to the server as a sentence, not as a traceback."""
+        if _is_node(context):
+            logs.show()
         try:
             with one_compute_thread():
                 content = work(*worker_of(context))
@@ -322,6 +329,11 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
             content = here.evaluate(
                 task.client, task.round, task.accepted, got, bool(told["kept"]), bool(told["keep"])
             )
+            if told["keep"] and _is_node(context) and (folder := here.folder(task.client)):
+                log.info(
+                    '%s is client %d; its model of round %d: cwfed.load_model("%s", client=%d)',
+                    *(site.name, task.client, task.round, folder, task.client),
+                )
             return with_news(content, told, describe(site.name, here, task.client, site.tell_histogram))
 
         return answer(message, context, work)
@@ -383,6 +395,11 @@ class Task:
         if not isinstance(run, str) or not RUN.fullmatch(run):
             raise wire.BadMessage("the message does not say which federation it belongs to")
         return cls(client, round_, accepted, run, told)
+
+
+def _is_node(context: Context) -> bool:
+    """Whether somebody reads the log of this node alone, as in a simulation nobody does."""
+    return "name" in context.node_config
 
 
 def in_order(data: Dataset, names: Sequence[str]) -> Dataset:

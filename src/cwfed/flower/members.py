@@ -7,13 +7,15 @@ stays with its name for ever, also over restarts of the server.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import cwfed
-from cwfed.flower.plan import Plan, describe_model
+from cwfed.flower import wire
+from cwfed.flower.plan import Plan, describe_model, names_in
 from cwfed.flower.wire import BadMessage, said
 
 SIZES = ("samples", "test", "validation")
@@ -27,6 +29,8 @@ class Hello:
     node: int
     name: str
     version: str
+    """Of cwfed, for the log: other versions of the same protocol may be in one federation."""
+    protocol: str
     classes: int
     shape: str
     vocabulary: int
@@ -43,7 +47,7 @@ class Hello:
     def read(cls, node: int, told: Mapping[str, Any], sizes: Mapping[str, Any]) -> Hello:
         """A node's answer; what is not of its kind is refused."""
         kinds = {
-            "name": str, "version": str, "classes": int, "shape": str, "vocabulary": int, "model": str, "words": str,
+            "name": str, "version": str, "protocol": str, "classes": int, "shape": str, "vocabulary": int, "model": str, "words": str,
             "class_names": list,
         }  # fmt: skip
         for key, kind in kinds.items():
@@ -65,7 +69,7 @@ class Hello:
         """Why this node cannot take part; "" where it can."""
         ours, most = plan.federation, plan.config.guard.most_samples
         facts = {
-            "cwfed of version": (self.version, cwfed.__version__),
+            "messages of protocol": (self.protocol, wire.PROTOCOL),
             "classes:": (self.classes, ours.classes),
             "samples of shape": (self.shape, ours.shape),
             "words:": (self.vocabulary, ours.vocabulary),
@@ -153,10 +157,8 @@ class Members:
         known = hello.name in self.names
         client = self.names.index(hello.name) if known else len(self.names)
         present = self.hellos.get(client) if known else None
-        key = self.public_keys.get(hello.node, str(hello.node))
-        is_pinned = self.plan.federation.pin and self.public_keys
-        if not problem and known and is_pinned and self.keys[client] not in (key, str(hello.node)):
-            problem = "the name belongs to a node with another key (federation.pin)"
+        key = self._key(hello)
+        problem = problem or self._not_theirs(hello, client if known else None)
         if not problem and present and present.node != hello.node and present.node in online:
             # asked again next time: Flower takes a while to notice that a node is gone
             return f"{hello.name} has to wait: another node that seems to be connected has this name"
@@ -168,6 +170,8 @@ class Members:
         if not known:
             self.names.append(hello.name)
             self.keys.append(key)
+        elif self.plan.federation.admitted:
+            self.keys[client] = key  # the operator says whose the name is, also when its key was changed
         self.refused.pop(hello.node, None)
         self.hellos[client] = hello
         return f"{hello.name} {'came back' if known else 'joined'} as client {client}"
@@ -192,6 +196,31 @@ class Members:
         if problem := hello.misfit(self.plan) or self._misunderstanding(hello):
             raise BadMessage(problem)
         return hello
+
+    def _not_theirs(self, hello: Hello, client: int | None) -> str:
+        """Why a node may not use the name that it says; "" where it may."""
+        federation, node = self.plan.federation, str(hello.node)
+        if hello.name in names_in(federation.exclude):
+            return "it is excluded (federation.exclude)"
+        if federation.admitted:
+            allowed = admitted_node(federation.admitted, hello.name)
+            return "" if allowed == node else "the name was not admitted with this node's key (cwfed flower admit)"
+        is_pinned = federation.pin and self.public_keys and client is not None
+        if is_pinned and self.keys[client or 0] not in (self._key(hello), node):
+            return "the name belongs to a node with another key (federation.pin)"
+        return ""
+
+    def _key(self, hello: Hello) -> str:
+        """What a name is pinned to: a hash of its node's key, or its id where it has none."""
+        return self.public_keys.get(hello.node, str(hello.node))
+
+
+def admitted_node(path: str, name: str) -> str:
+    """The id of the node that a name belongs to; "" where there is none, or nothing that says so."""
+    try:
+        return str(json.loads(Path(path).expanduser().read_text(encoding="utf-8"))[name]["node"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def natural(name: str) -> tuple[int, str]:

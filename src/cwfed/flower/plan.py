@@ -49,12 +49,21 @@ class FederationSection(Section):
     pin: bool = True
     """Whether a client's name stays with the node (its key) that used it first. Without it any node may take over the name of
     a client that is away, and with the name its model. The nodes of a simulation have no keys."""
+    admitted: str = ""
+    """A JSON file that says which node each name belongs to, {"clinic-3": {"node": 1234}}, in place of `pin`; it is read again
+    for every node that comes. `cwfed flower serve` keeps one."""
+    exclude: str = ""
+    """Names, separated by commas, of clients that may not take part, whatever they did before."""
     clip: float = Field(0.0, ge=0)
     """Clients clip their updates to this length with Flower's fixedclipping_mod; 0 does not."""
     keep: Literal["every", "last", "never"] = "every"
     """In which evaluated rounds clients write the personal model they receive to their disk."""
     out: str = "~/.cwfed/federation"
     """The server's run folder: metrics, checkpoints, events."""
+    checkpoints: int = Field(10, ge=2)
+    """How many rounds `cwfed flower rollback` can go back to."""
+    track: str = ""
+    """Who follows the server's metrics live, separated by commas: tensorboard, wandb, mlflow."""
 
     @field_validator("shape")
     @classmethod
@@ -70,6 +79,11 @@ class FederationSection(Section):
         if names and (len(names) != classes or len(set(names)) != classes):
             raise ValueError(f"it must have {classes} different names (federation.classes)")
         return names
+
+
+def names_in(text: str) -> list[str]:
+    """Names that are separated by commas."""
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 @dataclass(frozen=True)

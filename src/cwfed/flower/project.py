@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from cwfed.errors import CwfedError
+from cwfed.config import Config
+from cwfed.errors import CwfedError, RunError
 from cwfed.flower.plan import Plan
+from cwfed.folder import flat
 
 SERVER = '''"""The server: any algorithm of cwfed, as [tool.flwr.app.config] in pyproject.toml says."""
 
@@ -47,9 +51,21 @@ flwr run . --stream                                     # a simulation on this m
 flwr run . --stream --federation-config "num-supernodes=10" -c "federation.nodes=10 train.rounds=20"
 ```
 
-In a real federation the server runs `flower-superlink`, every node `flower-supernode` with a name and a data folder; the guide is
-docs/flower.md of cwfed. The server's run folder is `federation.out`.
+A real federation: `cwfed flower deploy . --out ../federation --server HOST:PORT --node NAME ...` writes the folders of its server and its nodes; the guide
+is docs/flower.md of cwfed. Never let a plain `flower-superlink` be reached by others: who reaches it runs code on the server and on every node.
+The server's run folder is `federation.out`.
 """
+
+
+MOST_SAMPLES = 10_000
+"""Training samples that a client may claim, where nobody says more."""
+
+
+def with_most_samples(config: Config, most: int = MOST_SAMPLES) -> Config:
+    """A config for clients that nobody vouches for: a bound of what they may claim, where it does not set one itself."""
+    if "most_samples" in config.guard.model_fields_set:
+        return config
+    return config.model_copy(update={"guard": config.guard.model_copy(update={"most_samples": most})})
 
 
 def write_project(folder: Path, plan: Plan, name: str = "") -> None:
@@ -75,6 +91,27 @@ def write_project(folder: Path, plan: Plan, name: str = "") -> None:
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CwfedError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan in the settings of an app."""
+    try:
+        table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return Plan.of(flat(table["tool"]["flwr"]["app"]["config"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder.parent} holds no federation of cwfed, or a damaged one ({error})") from None
+
+
+def bundle_of(folder: Path) -> bytes:
+    """The app as Flower sends it to nodes, always the same bytes for the same files."""
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
+            return build_fab_from_disk(folder)
+    except (OSError, ValueError) as error:
+        raise CwfedError(f"{folder} is no Flower app that can be built: {error}") from None
 
 
 def _pyproject(name: str, package: str, plan: Plan) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,11 +24,13 @@ from flwr.serverapp.strategy import Result
 from cwfed import manifest, session
 from cwfed.errors import CwfedError, RunError
 from cwfed.events import Event, Newcomers, Note, Round, Started
-from cwfed.flower.plan import Plan
+from cwfed.flower import logs
+from cwfed.flower.plan import Plan, names_in
 from cwfed.flower.strategy import PersonalisedStrategy
 from cwfed.folder import RunFolder
 from cwfed.rounds import FinalModels, Progress, one_compute_thread
 from cwfed.simulation import TRIED
+from cwfed.track import tracking
 
 log = logging.getLogger("cwfed.flower")
 
@@ -94,7 +97,8 @@ class FederatedRun:
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         """The rounds that are left, over the grid."""
         with one_compute_thread():
-            yield from self.strategy.rounds(self.grid, progress)
+            for reached, event in self.strategy.rounds(self.grid, progress):
+                yield reached, replace(event, at=logs.now()) if isinstance(event, Note | Round) else event
 
     def complete(self, progress: Progress) -> Progress:
         """What clients keep stays with them."""
@@ -122,7 +126,9 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
         elif isinstance(event, Round):
             log.info("%s", sentence(event, strategy.config.train.rounds))
             for client, reason in event.refused.items():
-                log.warning("round %d: client %s was refused: %s", event.round, client, reason)
+                log.warning("round %d: %s was refused: %s", event.round, called(client), reason)
+            for number in event.dropped:
+                log.warning("round %d: %s did not answer", event.round, called(number))
             if event.loss is not None:
                 result.train_metrics_clientapp[event.round] = MetricRecord({"loss": event.loss})
             accuracies = {
@@ -133,14 +139,19 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
             if accuracies:
                 result.evaluate_metrics_clientapp[event.round] = MetricRecord(accuracies)
 
+    def called(client: int | str) -> str:
+        return f"{strategy.members.names[int(client)]} (client {client})"
+
     strategy.summary()
-    folder = RunFolder(Path(out or strategy.plan.federation.out).expanduser())
+    federation = strategy.plan.federation
+    folder = RunFolder(Path(out or federation.out).expanduser(), federation.checkpoints)
     run = FederatedRun(strategy, grid)
     every_round = {"run": run.config.run.model_copy(update={"checkpoint_seconds": 0.0})}
     run.config = run.config.model_copy(update=every_round)
     with suppress(OSError):  # where it cannot be made, `locked` says so
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with folder.locked():
+    tracked = tracking(names_in(federation.track), folder.path, run.config)
+    with folder.locked(), tracked as track:
         if folder.exists:
             folder.check_same(strategy.config)
             done = folder.read_json("summary.json", "rounds")["rounds"] if folder.finished else 0
@@ -149,12 +160,12 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
                     f"{folder.path} holds a finished run of {done} rounds: set train.rounds or federation.out"
                 )
         try:
-            session.record(run, folder, on_event)
+            session.record(run, folder, on_event, track)
         except OSError as error:
             raise RunError(f"the server's run folder {folder.path} cannot be written: {error}") from error
         except CwfedError as error:
             if folder.exists:
-                folder.append(Note(f"the run was broken off: {error}"))
+                folder.append(Note(f"the run was broken off: {error}", logs.now()))
             raise
     return result
 
@@ -178,10 +189,7 @@ def server_app(plan: Plan | None = None) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        if not log.handlers:  # Flower shows the log of the app; other libraries' words stay where they are
-            log.addHandler(logging.StreamHandler())
-            log.setLevel(logging.INFO)
-            log.propagate = False
+        logs.show()
         try:
             PersonalisedStrategy(plan or Plan.of(context.run_config)).start(grid)
         except CwfedError as error:

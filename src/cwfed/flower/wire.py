@@ -18,6 +18,9 @@ from numpy.lib import format as npy
 from cwfed.errors import RunError, plain
 from cwfed.types import Download, Form, Params
 
+PROTOCOL = "1.0"
+"""What the two sides of a federation must have in common. The first number changes with the meaning of a message, the second
+with the numbers that come out (a federation of both would not have the simulator's bits); all other versions go together."""
 HEADER = 256
 """Bytes that numpy's header may take in front of the numbers."""
 LONGEST = 300

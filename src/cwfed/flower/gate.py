@@ -1,0 +1,128 @@
+"""The gate of a federation: the only door to the SuperLink, and only nodes fit through it.
+
+Flower's SuperLink serves everything on one port: what nodes need (/v1/fleet), and what starts runs and registers keys
+(/v1/control, /v1/runtime), for which Flower's free edition knows no accounts. So the SuperLink listens on the loopback, and
+the gate, at the public address, passes on the few calls of a SuperNode and nothing else. A node must still sign each
+of them with a registered key; that is checked behind the gate, by Flower.
+
+Nodes that run only signed apps (`flower-supernode --trusted-entities`) expect the signatures with the app; the SuperLink
+has none for apps that do not come from Flower's hub. The gate adds those that lie in its folder. It cannot make any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from flwr.proto.fab_pb2 import GetFabResponse
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+GET_APP = "/v1/fleet/get-fab"
+PASSED_ON = {
+    GET_APP,
+    *(
+        f"/v1/fleet/{call}"
+        for call in (
+            "activate-node",
+            "deactivate-node",
+            "send-node-heartbeat",
+            "pull-messages",
+            "push-messages",
+            "get-run",
+            "push-object",
+            "pull-object",
+            "confirm-message-received",
+        )
+    ),
+}
+"""All that a SuperNode with a registered key calls (flwr 1.41)."""
+MOST_BYTES = 32 * 2**20
+"""Of one request: Flower sends arrays in pieces of 5 MiB."""
+OWN_TO_A_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"host"}
+UNCODED = {b"content-encoding", b"content-length", b"transfer-encoding", b"connection", b"date", b"server"}
+
+
+class Gate:
+    """An ASGI app that passes nodes' calls on to the SuperLink."""
+
+    def __init__(self, superlink: httpx.AsyncClient, signatures: Path) -> None:
+        self.superlink, self.signatures = superlink, signatures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":  # nothing here talks both ways at once
+            return
+        status, headers, body = await self._answer(scope, receive)
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        if scope["method"] != "POST" or scope["path"] not in PASSED_ON or scope["query_string"]:
+            return 404, [], b"nothing here\n"
+        asked = bytearray()
+        while True:
+            message = await receive()
+            asked += message.get("body", b"")
+            if len(asked) > MOST_BYTES:
+                return 413, [], b"too much\n"
+            if message["type"] == "http.disconnect" or not message.get("more_body"):
+                break
+        passed = [(name, value) for name, value in scope["headers"] if name not in OWN_TO_A_CONNECTION]
+        try:
+            answer = await self.superlink.post(scope["path"], content=bytes(asked), headers=passed)
+        except httpx.HTTPError:  # nodes try again on this one
+            return 503, [], b"the SuperLink does not answer\n"
+        body = answer.content
+        if scope["path"] == GET_APP and answer.status_code == 200:
+            body = self._with_signatures(body)
+        headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in UNCODED]
+        return answer.status_code, headers, body
+
+    def _with_signatures(self, body: bytes) -> bytes:
+        answer = GetFabResponse.FromString(body)
+        for key, text in signatures_of(answer.fab.content, self.signatures).items():
+            answer.fab.verifications[key] = text
+        return bytes(answer.SerializeToString())
+
+
+def signatures_of(bundle: bytes, folder: Path) -> dict[str, str]:
+    """What is known of an app, by the name of who signed it, in the form that Flower's nodes read."""
+    path = folder / f"{hashlib.sha256(bundle).hexdigest()}.json"
+    if not path.exists():
+        return {}
+    signed: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return signed | {"valid_license": "Valid"}  # what Flower calls an app that comes with signatures at all
+
+
+def serve(public: str, control: int, keys: Path, signatures: Path) -> None:
+    """Be the gate at a public address, HOST:PORT, until the process is told to end."""
+    host, _, port = public.rpartition(":")
+    trust = ssl.create_default_context(cafile=keys / "ca.crt")
+    superlink = httpx.AsyncClient(
+        base_url=f"https://127.0.0.1:{control}",
+        verify=trust,
+        timeout=60.0,
+        limits=httpx.Limits(max_connections=None),
+        trust_env=False,
+    )
+    uvicorn.run(
+        Gate(superlink, signatures),
+        host=host.strip("[]"),
+        port=int(port),
+        ssl_certfile=keys / "server.crt",
+        ssl_keyfile=str(keys / "server.key"),
+        lifespan="off",
+        access_log=False,
+        server_header=False,
+        log_level="warning",
+    )

@@ -1,0 +1,356 @@
+"""A real federation's server and its nodes: each a folder, and a command that keeps its programs running.
+
+The server's folder holds what it wants: the public keys of the nodes that are admitted (nodes/NAME.pub), the app, and
+whether a run should be under way (`wanted`). `Server.keep` makes it so again and again, whatever dies in between; the
+commands that change it only write files. A node's folder holds its settings (node.toml), its key and what it trusts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import shutil
+import sys
+import time
+import tomllib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError, field_validator
+
+from cwfed import files
+from cwfed.config import Section
+from cwfed.errors import CwfedError, RunError
+from cwfed.flower import keys, logs, programs
+from cwfed.flower.gate import signatures_of
+from cwfed.flower.programs import Programs, answers, supernode
+from cwfed.flower.project import bundle_of, read_plan
+from cwfed.folder import RunFolder
+
+log = logging.getLogger("cwfed.flower")
+
+LOOK_EVERY = 10.0
+"""Seconds between two questions how the run is, and between two starts of one that failed."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+UNIT = """[Unit]
+Description={what} of a federation of cwfed
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+WorkingDirectory={folder}
+Restart=always
+RestartSec=5
+SuccessExitStatus=130
+TimeoutStopSec=90
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=full
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit(folder: Path) -> str:
+    """A systemd unit for this folder on this machine, the server's or a node's."""
+    is_server = (folder / "server.toml").exists()
+    here = (Server(folder) if is_server else Node(folder)).folder
+    beside = Path(sys.executable).with_name("cwfed")
+    program = beside if beside.exists() else shutil.which("cwfed") or beside
+    what, command = ("The server", "serve") if is_server else ("A node", "join")
+    return UNIT.format(what=what, command=f'"{program}" flower {command} "{here}"', folder=here)
+
+
+def _is_address(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{address!r} must look like server.example:9443")
+    return address
+
+
+def _read(path: Path, kind: type[Section], what: str) -> Any:
+    try:
+        return kind.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise CwfedError(f"{path.parent} is not the folder of {what} ({error.strerror}: {path.name})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise CwfedError(f"{path}: {where}: {reason}") from None
+    except ValueError as error:
+        raise CwfedError(f"{path} cannot be read: {error}") from None
+
+
+def check_name(name: str) -> str:
+    """A node's name is the name of its files, too."""
+    if not NAME.fullmatch(name):
+        raise CwfedError(f"{name!r} cannot be a node's name: take letters, digits, '.', '_' and '-', at most 100")
+    return name
+
+
+class ServerSettings(Section):
+    """server.toml."""
+
+    public: str
+    """Where the gate listens, for nodes."""
+    control: int
+    """The SuperLink's port on the loopback, for whoever runs the federation."""
+    hosts: list[str]
+    """The names and addresses that the server's certificate is good for."""
+
+    _public = field_validator("public")(_is_address)
+
+
+class NodeSettings(Section):
+    """node.toml."""
+
+    name: str
+    server: str
+    """The gate, as the node reaches it."""
+    about: dict[str, str | int | bool]
+    """What the app is told: path, data, state, histogram; see docs/flower.md. Relative paths are in this folder."""
+
+    _server = field_validator("server")(_is_address)
+
+
+@dataclass
+class Server(Programs):
+    """The server's side, as long as `keep` runs; the other methods leave wishes for it in the folder."""
+
+    settings: ServerSettings = field(init=False)
+    run: int | None = field(default=None, init=False)
+    _wish: str = field(default="", init=False)
+    _next_look: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+        self.settings = _read(self.folder / "server.toml", ServerSettings, "a federation's server")
+
+    @property
+    def app(self) -> Path:
+        """The Flower project that nodes and server run."""
+        return self.folder / "app"
+
+    @property
+    def run_folder(self) -> RunFolder:
+        """Events, checkpoints, metrics."""
+        return RunFolder(self.folder / "run")
+
+    @property
+    def admitted(self) -> dict[str, dict[str, Any]]:
+        """By name, the key that the SuperLink knows and the id that it gave it."""
+        path = self.folder / "admitted.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def _spent(self) -> list[str]:
+        """Keys that were admitted and are no longer."""
+        path = self.folder / "nodes" / "spent"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def wished(self) -> dict[str, str]:
+        """By name, the public keys that should be admitted."""
+        return {path.stem: keys.public_key(path) for path in sorted((self.folder / "nodes").glob("*.pub"))}
+
+    # --- wishes
+
+    def admit(self, name: str, key: Path) -> bool:
+        """Let a node in by its public key, in place of the one it had; whether it had one."""
+        line, path = keys.public_key(key), self.folder / "nodes" / f"{check_name(name)}.pub"
+        others = [other for other, known in self.wished().items() if known == line and other != name]
+        if others:
+            raise CwfedError(f"{key} is the key of {others[0]}: every node needs a key of its own")
+        if line in self._spent():
+            raise CwfedError(
+                f"{key} was in use before, and Flower takes a key only once: make a new one (cwfed flower key)"
+            )
+        had = path.exists()
+        files.write_whole(path, f"{line}\n")
+        return had
+
+    def exclude(self, name: str) -> None:
+        """Let a node in no longer."""
+        path = self.folder / "nodes" / f"{check_name(name)}.pub"
+        if not path.exists():
+            known = ", ".join(self.wished()) or "nobody"
+            raise CwfedError(f"{name} is not admitted here: {known} is")
+        path.unlink()
+
+    def want(self) -> None:
+        """Have the app run, until it has completed."""
+        if not answers(self.settings.control):
+            raise CwfedError(f"the server is not running: cwfed flower serve {self.folder}")
+        if self.is_done():
+            raise CwfedError(
+                f"all {self.run_folder.rounds_done()} rounds are done: set more train.rounds in {self.app / 'pyproject.toml'} and sign "
+                "it, or go back (cwfed flower rollback)"
+            )
+        if not signatures_of(bundle_of(self.app), self.folder / "signatures"):
+            raise CwfedError("the app was changed since it was signed, and nodes will refuse it: cwfed flower sign")
+        files.write_whole(self.folder / "wanted", f"{logs.now()} {secrets.token_hex(8)}\n")
+
+    def is_done(self) -> bool:
+        """Whether the run has all the rounds that the app wants."""
+        return self.run_folder.rounds_done() >= read_plan(self.app).config.train.rounds
+
+    def wish(self) -> str:
+        """The present wish for a run, another text every time that one is uttered; "" where there is none."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "wanted").read_text(encoding="utf-8")
+        return ""
+
+    def want_no_longer(self) -> None:
+        """Have the run end; it can be started again."""
+        (self.folder / "wanted").unlink(missing_ok=True)
+
+    def wait_for_end(self) -> None:
+        """Until no run holds the run folder."""
+        until = time.monotonic() + programs.ANSWERS_WITHIN
+        while True:
+            try:
+                with self.run_folder.locked():
+                    return
+            except RunError as error:
+                if time.monotonic() > until:
+                    raise RunError(f"the run does not end: {error}") from None
+            time.sleep(0.5)
+
+    # --- making it so
+
+    def keep(self) -> None:
+        """Keep the SuperLink, the gate and the run going, until somebody ends this process."""
+        with RunFolder(self.folder).locked():
+            self._keep()
+
+    def _keep(self) -> None:
+        control, here = self.settings.control, self.folder
+        self.connect_to(control, here / "ca.crt")
+        if not (here / "superlink.db").exists():
+            (here / "admitted.json").unlink(missing_ok=True)  # a new SuperLink knows nobody
+        self.run_superlink(control, here)
+        self.start("gate", "cwfed", "flower", "gate", str(here))
+        rest = 0.0
+        try:
+            while True:
+                for name in self.revive():
+                    log.warning("%s had ended and was started again", name)
+                    if name == "superlink":  # and with it the process of the run
+                        self.run, self._next_look = None, 0.0
+                if time.monotonic() > rest and answers(control):
+                    try:
+                        self._keep_admitted()
+                        self._keep_run()
+                    except CwfedError as error:  # the SuperLink comes or goes, or a file is not what it should be
+                        log.warning("%s", error)
+                        rest = time.monotonic() + LOOK_EVERY
+                time.sleep(0.5)
+        finally:
+            self.close()
+
+    def _keep_admitted(self) -> None:
+        wished, admitted = self.wished(), self.admitted
+        for name in [n for n, known in admitted.items() if wished.get(n) != known["key"]]:
+            node = str(admitted[name]["node"])
+            if self.node_states().get(node, "unregistered") != "unregistered":
+                self.flwr("supernode", "unregister", node, self.connection)
+            files.write_whole(self.folder / "nodes" / "spent", "\n".join([*self._spent(), admitted[name]["key"]]))
+            del admitted[name]
+            self._write_admitted(admitted)
+            log.info("%s is admitted no longer by the key it had", name)
+        for name in wished.keys() - admitted.keys():
+            number = self.register_key(self.folder / "nodes" / f"{name}.pub")
+            admitted[name] = {"node": number, "key": wished[name]}
+            self._write_admitted(admitted)
+            log.info("%s is admitted", name)
+
+    def _write_admitted(self, admitted: dict[str, dict[str, Any]]) -> None:
+        files.write_whole(self.folder / "admitted.json", json.dumps(admitted, indent=1))
+
+    def _keep_run(self) -> None:
+        """Have a run while one is wanted, and none otherwise."""
+        wish = self.wish()
+        if self.run is not None and wish != self._wish:
+            run, self.run, self._next_look = self.run, None, 0.0
+            with suppress(RunError):  # it has ended by itself
+                self.flwr("stop", str(run), self.connection)
+                log.info("run %d was stopped", run)
+        if not wish or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY
+        if self.run is None and self.is_done():  # it was killed after its last words
+            self.want_no_longer()
+        elif self.run is None:
+            here = {"out": str(self.folder / "run"), "admitted": str(self.folder / "admitted.json")}
+            overrides = self.folder / "run.toml"
+            overrides.write_text(tomli_w.dumps({"federation": here}), encoding="utf-8")
+            self.run, self._wish = self.run_app(self.app, f"--run-config={overrides}"), wish
+            log.info("run %d was started", self.run)
+        else:
+            self._look_at(self.run, wish)
+
+    def _look_at(self, run: int, wish: str) -> None:
+        status, details = self.status(run)
+        if status == "finished:failed":
+            log.error("run %d failed: %s; it is started again", run, details)
+            self.run = None
+        elif status.startswith("finished"):
+            log.info("run %d is %s", run, status.partition(":")[2])
+            self.run = None
+            if self.wish() == wish:
+                self.want_no_longer()
+
+
+@dataclass
+class Node(Programs):
+    """A node's side."""
+
+    settings: NodeSettings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
+        self.settings = _read(self.folder / "node.toml", NodeSettings, "a federation's node")
+
+    @property
+    def key(self) -> Path:
+        """The node's private key."""
+        return self.folder / "node"
+
+    def new_key(self) -> Path:
+        """Make the node a key, in place of the one it had; the public one."""
+        if self.key.exists():
+            self.key.rename(self.key.with_name("node.old"))  # until the server has admitted the new one
+        return keys.node_key(self.folder, "node").with_suffix(".pub")
+
+    def command(self) -> list[str]:
+        """The SuperNode: it runs signed apps only, on this node's data."""
+        about = dict(self.settings.about)
+        for key in ("path", "state"):
+            if key in about:
+                about[key] = str(self.folder / Path(str(about[key])).expanduser())
+        trusted = f"--trusted-entities={self.folder / 'trusted.yaml'}"
+        node = {"name": self.settings.name, **about}
+        return supernode(self.settings.server, self.folder / "ca.crt", self.key, node, trusted)
+
+    def keep(self) -> None:
+        """Keep the SuperNode going, until somebody ends this process."""
+        if not self.key.exists():
+            raise CwfedError(f"this node has no key yet: cwfed flower key {self.folder}")
+        self.home.mkdir(exist_ok=True)
+        with RunFolder(self.folder).locked():
+            self.start("supernode", *self.command())
+            try:
+                while True:
+                    for name in self.revive():
+                        log.warning("the %s had ended and was started again", name)
+                    time.sleep(0.5)
+            finally:
+                self.close()

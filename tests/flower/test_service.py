@@ -1,0 +1,378 @@
+"""A federation in production, without its processes: the gate, folders, keys and names, going back, how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.fab_pb2 import Fab, GetFabResponse
+from flwr.supercore.fab import Fab as StoredFab
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.superlink.main import create_app
+from flwr.supernode.start_client_internal import _verify_fab
+
+from cwfed.errors import CwfedError, RunError
+from cwfed.events import Note, Round
+from cwfed.flower import PersonalisedStrategy, gate, keys, logs, programs, status
+from cwfed.flower.deploy import certify, deploy, sign
+from cwfed.flower.gate import Gate, signatures_of
+from cwfed.flower.programs import Programs, free_port
+from cwfed.flower.project import bundle_of, read_plan, write_project
+from cwfed.flower.server import run_federation
+from cwfed.flower.service import Node, Server, unit
+from cwfed.folder import RunFolder
+from tests import processes
+from tests.conftest import leaves, small
+from tests.flower.helpers import Loopback, carry_out, plan_of
+
+
+def notes(events) -> list[str]:
+    return [event.message for event in events if isinstance(event, Note)]
+
+
+@pytest.fixture
+def deployed(tmp_path) -> Path:
+    write_project(tmp_path / "study", plan_of(small(), 2))
+    deploy(tmp_path / "study", tmp_path / "out", f"localhost:{free_port()}", ["clinic-1", "clinic-2"], free_port())
+    return tmp_path / "out"
+
+
+# --- the gate
+
+
+def ask(app: Gate, method: str, path: str, **more) -> httpx.Response:
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="https://gate") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(once())
+
+
+def superlink() -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(create_app()), base_url="https://superlink")
+
+
+def test_the_gate_passes_on_what_a_node_needs_and_nothing_else(tmp_path):
+    """Behind it is Flower's own SuperLink, with all its routes."""
+    paths = set(create_app().openapi()["paths"])
+    assert paths >= gate.PASSED_ON, "flwr still has these"
+    assert len([path for path in paths if path.startswith("/v1/control/")]) > 20
+    app = Gate(superlink(), tmp_path)
+    for path in paths | {"/docs", "/openapi.json", "/", "/v1/fleet/", "/v1/fleet/../control/start-run"}:
+        for method in ("POST", "GET", "PUT", "OPTIONS"):
+            answer = ask(app, method, path)
+            if method == "POST" and path in gate.PASSED_ON:
+                assert answer.status_code != 404, "it came through, to be refused by Flower"
+            else:
+                assert (answer.status_code, answer.text) == (404, "nothing here\n")
+    for path in ("/v1/control/register-node", "/v1/fleet/register-node", "/v1/control/start-run"):
+        assert ask(app, "POST", path, content=b"").status_code == 404
+    assert ask(app, "POST", "/v1/fleet/get-run?x=/v1/control/start-run").status_code == 404
+    answer = ask(app, "POST", "/v1/fleet/pull-messages", headers={"content-type": PROTOBUF_MEDIA_TYPE})
+    assert answer.status_code == 401, "Flower asks for a signature"
+
+
+def test_the_gate_bounds_a_request_and_says_when_the_superlink_is_away(tmp_path, monkeypatch):
+    nobody = httpx.AsyncClient(base_url=f"http://127.0.0.1:{free_port()}")
+    assert ask(Gate(nobody, tmp_path), "POST", "/v1/fleet/get-run").status_code == 503, "which nodes try again on"
+    monkeypatch.setattr(gate, "MOST_BYTES", 1000)
+    assert ask(Gate(superlink(), tmp_path), "POST", "/v1/fleet/get-run", content=bytes(1001)).status_code == 413
+
+
+def test_nodes_run_what_was_signed_and_nothing_else(deployed):
+    """By Flower's own check at the node, of what comes out of the gate."""
+    trusted = json.loads((deployed / "nodes" / "clinic-1" / "trusted.yaml").read_text())
+    signatures = deployed / "server" / "signatures"
+    here = Gate(superlink(), signatures)
+
+    def verified(bundle: bytes, trusted=trusted) -> bool:
+        body = here._with_signatures(GetFabResponse(fab=Fab(content=bundle)).SerializeToString())
+        answer = GetFabResponse.FromString(body).fab
+        told = dict(answer.verifications)
+        return bool(told.get("valid_license")) and _verify_fab(StoredFab("", answer.content, told), trusted)
+
+    bundle = bundle_of(deployed / "server" / "app")
+    assert verified(bundle)
+    assert not verified(bundle + b"\0")
+    (name,) = trusted
+    other = keys.signing_key(deployed / "other")
+    assert not verified(bundle, {name: other})
+    assert not verified(bundle, {"fpk_other": trusted[name]})
+
+    client = deployed / "server" / "app" / "study" / "client_app.py"
+    client.write_text(client.read_text() + "# changed\n")
+    changed = bundle_of(deployed / "server" / "app")
+    assert not verified(changed)
+    sign(deployed)
+    assert verified(changed)
+    (signatures / f"{sign(deployed)}.json").write_text((next(signatures.glob("*.json"))).read_text())
+    assert signatures_of(b"another app", signatures) == {}
+
+
+# --- folders
+
+
+def test_a_deployment_keeps_secrets_where_they_belong(deployed):
+    secrets = [path for path in deployed.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert {str(path.relative_to(deployed)) for path in secrets} == {
+        "authority/ca.key",
+        "authority/app.key",
+        "server/server.key",
+    }
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secrets)
+    public = Node(deployed / "nodes" / "clinic-1").new_key()
+    assert stat.S_IMODE(public.with_suffix("").stat().st_mode) == 0o600
+    load_ssh_private_key(public.with_suffix("").read_bytes(), None)
+    assert json.loads((deployed / "compose.yaml").read_text())["services"]["clinic-2"]["restart"] == "always"
+
+
+@pytest.mark.skipif(not Path("/usr/bin/systemd-analyze").exists(), reason="systemd is not installed")
+def test_the_units_are_good_systemd(deployed):
+    units = [deployed / "cwfed-serve.service", deployed / "cwfed-join.service"]
+    for path, folder in zip(units, ("server", "nodes/clinic-1"), strict=True):
+        path.write_text(unit(deployed / folder))
+    done = processes.run(["systemd-analyze", "verify", *units])
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert all("Restart=always" in path.read_text() for path in units)
+
+
+def test_a_new_certificate_is_of_the_same_authority(deployed):
+    server = deployed / "server"
+    before = (server / "server.crt").read_bytes()
+    certify(deployed)
+    assert (server / "server.crt").read_bytes() != before
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=server / "ca.crt")
+    context.load_cert_chain(server / "server.crt", server / "server.key")
+    assert keys.days_left(server / "server.crt") == pytest.approx(365, abs=1)
+
+
+def test_keys_are_admitted_replaced_and_excluded(deployed):
+    server, node = Server(deployed / "server"), Node(deployed / "nodes" / "clinic-1")
+    assert not server.admit("clinic-1", node.new_key())
+    first = server.wished()
+    assert server.admit("clinic-1", node.new_key()), "another key in place of the first"
+    assert first.keys() == server.wished().keys()
+    assert first != server.wished()
+    with pytest.raises(CwfedError, match="is the key of clinic-1: every node needs a key of its own"):
+        server.admit("clinic-2", node.folder / "node.pub")
+    with pytest.raises(CwfedError, match="is no public key"):
+        server.admit("clinic-2", node.folder / "node.toml")
+    with pytest.raises(CwfedError, match="of another kind: Flower's nodes need ECDSA"):
+        server.admit("clinic-2", deployed / "authority" / "app.pub")
+    with pytest.raises(CwfedError, match="cannot be a node's name"):
+        server.admit("../evil", node.folder / "node.pub")
+    with pytest.raises(CwfedError, match="clinic-2 is not admitted here: clinic-1 is"):
+        server.exclude("clinic-2")
+    (server.folder / "nodes" / "spent").write_text(server.wished()["clinic-1"])
+    server.exclude("clinic-1")
+    assert server.wished() == {}
+    with pytest.raises(CwfedError, match="was in use before, and Flower takes a key only once"):
+        server.admit("clinic-1", node.folder / "node.pub")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "server: Field required"),
+        ('name = "a"\nserver = "nowhere"\n[about]\n', "server: 'nowhere' must look like server.example:9443"),
+        ("name = ", "cannot be read"),
+    ],
+)
+def test_wrong_node_settings_get_a_sentence(deployed, text, sentence):
+    folder = deployed / "nodes" / "clinic-1"
+    (folder / "node.toml").write_text(text if text else 'name = "a"')
+    with pytest.raises(CwfedError, match=sentence):
+        Node(folder)
+
+
+def test_wrong_folders_get_a_sentence(tmp_path, deployed):
+    with pytest.raises(CwfedError, match=r"is not the folder of a federation's node .*node.toml"):
+        Node(tmp_path)
+    with pytest.raises(CwfedError, match="this node has no key yet: cwfed flower key"):
+        Node(deployed / "nodes" / "clinic-2").keep()
+    with pytest.raises(CwfedError, match="holds no Flower app"):
+        deploy(tmp_path / "nowhere", tmp_path / "new", "localhost:1", ["a"])
+    with pytest.raises(CwfedError, match=r"must look like server.example:9443"):
+        deploy(tmp_path / "study", tmp_path / "new", "localhost", ["a"])
+    with pytest.raises(CwfedError, match="is there already"):
+        deploy(tmp_path / "study", deployed, "localhost:1", ["a"])
+    with pytest.raises(CwfedError, match="the server is not running: cwfed flower serve"):
+        Server(deployed / "server").want()
+
+
+def test_what_dies_is_started_again_and_what_it_left_is_ended(tmp_path, monkeypatch):
+    """As a node whose key is refused for a while: it fails twice, then stays."""
+    monkeypatch.setattr(programs, "SOONEST", 0.1)
+    monkeypatch.setattr(programs, "LATEST", 0.1)
+    monkeypatch.setattr(programs, "ENDS_WITHIN", processes.LIMIT)
+    kept, successor = Programs(tmp_path), Programs(tmp_path)
+    script = "echo x >> tries; test $(wc -l < tries) -gt 2 || exit 1; exec sleep 1000"
+    kept.start("node", "sh", "-c", script)
+    try:
+        revived: list[str] = []
+
+        def stays() -> bool:
+            revived.extend(kept.revive())
+            return len(revived) >= 2 and "sleep" in command(kept.processes["node"])
+
+        processes.until(stays)
+        assert revived == ["node"] * 2
+        killed = kept.processes["node"]
+        killed.kill()
+        killed.wait()
+        processes.until(lambda: kept.revive() == ["node"])
+        again = kept.processes["node"].pid
+        successor.start("node", "sleep", "1000")  # as if the keeper itself had been killed and had come back
+        processes.until(lambda: kept.processes["node"].poll() is not None)
+        assert again not in programs.marked(f"{tmp_path}:node")
+    finally:
+        kept.close()
+        successor.close()
+
+
+def command(process: subprocess.Popen) -> str:
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes().decode()
+
+
+# --- names, protocols
+
+
+def federation(tmp_path, *settings: str, **section):
+    plan = plan_of(small("run.engine=loop", "data.clients=4", "train.rounds=3", *settings), 3, clients=8, **section)
+    grid = Loopback(plan, tmp_path)
+    for client in range(3):
+        grid.join(client)
+    return PersonalisedStrategy(plan), grid
+
+
+def test_a_name_belongs_to_the_key_that_the_operator_admitted(tmp_path):
+    admitted = tmp_path / "admitted.json"
+    strategy, grid = federation(tmp_path, admitted=str(admitted))
+    nodes = {f"client-{client:03d}": node for client, node in enumerate(grid.nodes)}
+    admitted.write_text(json.dumps({name: {"node": node} for name, node in nodes.items()}))
+    thief = grid.join(3, node=6666, name="client-003")  # nobody has used that name yet, and it is not admitted
+    events = []
+    for _, event in strategy.rounds(grid, strategy.first()):
+        events.append(event)
+        if isinstance(event, Round) and event.round == 1:  # client-001 gets another key
+            grid.leave(nodes["client-001"])
+            admitted.write_text(
+                json.dumps({name: {"node": 7777 if name == "client-001" else node} for name, node in nodes.items()})
+            )
+            grid.join(1, node=7777)
+    assert "client-001 came back as client 1" in notes(events)
+    assert any("client-003 was left out: the name was not admitted with this node's key" in n for n in notes(events))
+    assert thief in strategy.members.refused
+    assert [e.participants for e in events if isinstance(e, Round)] == [[0, 1, 2]] * 3
+    assert strategy.members.keys[1] == "7777"
+
+
+def test_a_client_is_excluded_by_name_whatever_it_did_before(tmp_path):
+    strategy, grid = federation(tmp_path)
+    reached, _ = carry_out(strategy, grid)
+    longer = small("run.engine=loop", "data.clients=4", "train.rounds=4")
+    again = PersonalisedStrategy(plan_of(longer, 2, clients=8, exclude="someone, client-001"))
+    _, events = carry_out(again, grid, reached)
+    assert "client-001 was left out: it is excluded (federation.exclude)" in notes(events)
+    assert [e.participants for e in events if isinstance(e, Round)] == [[0, 2]]
+
+
+def test_versions_of_one_protocol_go_together(tmp_path):
+    strategy, grid = federation(tmp_path)
+    odd = {next(iter(grid.nodes)): {"version": "99.0.0"}, grid.join(3): {"protocol": "0.9"}}
+
+    def other(node, reply):
+        if "hello" in reply.content:
+            reply.content["hello"].update(odd.get(node, {}))
+        return reply
+
+    grid.change = other
+    _, events = carry_out(strategy, grid)
+    assert "client-003 was left out: it has messages of protocol 0.9, the federation 1.0" in notes(events)
+    assert all(e.participants == [0, 1, 2] for e in events if isinstance(e, Round))
+
+
+# --- the server's run
+
+
+def recorded(tmp_path, *settings: str, out: str = "run", **section) -> RunFolder:
+    strategy, grid = federation(tmp_path, *settings, **section)
+    run_federation(strategy, grid, tmp_path / out)
+    return RunFolder(tmp_path / out)
+
+
+def test_a_federation_says_when_and_who(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logs.log, "propagate", True)
+    strategy, grid = federation(tmp_path)
+    lost = list(grid.nodes)[1]
+    grid.change = lambda node, reply: None if node == lost and "model" in reply.content else reply
+    strategy.plan.federation.__dict__["timeout"] = 0.5
+    with caplog.at_level(logging.INFO, "cwfed.flower"):
+        run_federation(strategy, grid, tmp_path / "run")
+    told = [event for event in RunFolder(tmp_path / "run").events() if isinstance(event, Note | Round)]
+    now = time.strftime("%Y-%m-%dT%H", time.gmtime())
+    assert all(event.at[:13] <= now and event.at.endswith("Z") for event in told)
+    assert "round 1: client-001 (client 1) did not answer" in caplog.text
+    assert 'client-000 is client 0; its model of round 1: cwfed.load_model("' in caplog.text
+
+
+def test_going_back_to_a_round_gives_the_same_bits_again(tmp_path):
+    folder = recorded(tmp_path, "train.rounds=4")
+    before, summary = folder.checkpoints.newest()[0], folder.summary()
+    assert folder.checkpoints.rounds() == [4, 3, 2, 1, 0], "more than the two of a simulation"
+    with pytest.raises(RunError, match=r"no checkpoint of round 9; there are those of 0, 1, 2, 3, 4"):
+        folder.rollback(9)
+    aside = folder.rollback(2)
+    assert sorted(path.name for path in aside.iterdir()) == [
+        "events.jsonl",
+        "round-000003.safetensors",
+        "round-000004.safetensors",
+        "summary.json",
+    ]
+    assert [e.round for e in folder.events() if isinstance(e, Round)] == [1, 2]
+    folder = recorded(tmp_path, "train.rounds=4")
+    assert leaves(folder.checkpoints.newest()[0]["server"]) == leaves(before["server"])
+    assert folder.summary()["reported"] == summary["reported"]
+
+
+def test_trackers_follow_the_server(tmp_path):
+    pytest.importorskip("tensorboardX", reason="no tensorboard here")
+    recorded(tmp_path, track="tensorboard")
+    assert list((tmp_path / "run").rglob("*tfevents*"))
+
+
+def test_status_of_a_server_that_is_not_running(deployed):
+    server = Server(deployed / "server")
+    found = status.health(server)
+    assert not found.running
+    assert any("the server is not running: cwfed flower serve" in line for line in found.lines())
+    program = Path(sys.executable).parent / "cwfed"
+    done = processes.run([program, "flower", "status", server.folder, "--json"])
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["nodes"] == {}
+
+
+# --- what is written
+
+
+def test_new_projects_have_guards_for_strangers(tmp_path):
+    program = Path(sys.executable).parent / "cwfed"
+    for name, more in {"one": [], "two": ["--most-samples=77", "--set=guard.norm_bound=5"]}.items():
+        processes.run([program, "flower", "new", tmp_path / name, *more], check=True)
+    plans = [read_plan(tmp_path / name) for name in ("one", "two")]
+    assert all(plan.federation.pin for plan in plans)
+    assert [(p.config.guard.norm_bound, p.config.guard.most_samples) for p in plans] == [(2.0, 10_000), (5.0, 77)]
