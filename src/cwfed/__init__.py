@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cwfed.config import load as load_config
     from cwfed.data import Dataset
     from cwfed.errors import CwfedError
+    from cwfed.metrics import Metric
     from cwfed.predict import PersonalModel, load_model
     from cwfed.session import run
     from cwfed.simulation import Simulation
@@ -28,6 +29,7 @@ _PUBLIC = {
     "CwfedError": ("cwfed.errors", "CwfedError"),
     "Dataset": ("cwfed.data", "Dataset"),
     "FedAvg": ("cwfed.algorithms", "FedAvg"),
+    "Metric": ("cwfed.metrics", "Metric"),
     "PersonalModel": ("cwfed.predict", "PersonalModel"),
     "Simulation": ("cwfed.simulation", "Simulation"),
     "load_config": ("cwfed.config", "load"),
@@ -41,6 +43,7 @@ __all__ = [
     "CwfedError",
     "Dataset",
     "FedAvg",
+    "Metric",
     "PersonalModel",
     "Simulation",
     "load_config",

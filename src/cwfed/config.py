@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from cwfed import algorithms
+from cwfed import algorithms, metrics
 from cwfed.adversary import Attack
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.sources import NAMES, SPLIT, SourceSpec
@@ -149,6 +149,17 @@ class RunSection(Section):
     """Least time between two checkpoints; 0 writes one every round."""
     save_models: Literal["auto", "all", "none"] = "auto"
     """Write every client's final personal model; auto writes them while they fit into 1 GiB."""
+    metrics: list[str] = Field(default_factory=list)
+    """Metrics of your own, "module:name", beside accuracy, balanced_accuracy, macro_f1 and loss."""
+    pick: str = "accuracy"
+    """The metric that rounds are picked by, on test data (best) and on held-out data (validated, the saved models)."""
+    patience: int = Field(0, ge=0)
+    """Stop when the picked metric on held-out data has not improved for so many evaluated rounds; 0 is never."""
+
+    @model_validator(mode="after")
+    def _known(self) -> RunSection:
+        metrics.check_names(self.metrics, self.pick)
+        return self
 
 
 class GuardSection(Section):
@@ -233,6 +244,10 @@ class Config(Section):
             raise ValueError(
                 "privacy.dp computes gradients sample by sample in fp32 only: set train.precision = fp32"
             )
+        if self.run.patience and not self.data.validation:
+            raise ValueError(
+                f"run.patience = {self.run.patience} stops by held-out data, and none are held out: set data.validation above 0"
+            )
         return self
 
     @property
@@ -246,9 +261,9 @@ class Config(Section):
         return self.run.seed if self.data.split_seed < 0 else self.data.split_seed
 
     def code(self) -> list[str]:
-        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model and data."""
+        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data and metrics."""
         own = [name for name in (self.model.name, self.data.name) if ":" in name]
-        return algorithms.foreign(self.algorithm) + own
+        return algorithms.foreign(self.algorithm) + own + self.run.metrics
 
     def build_algorithm(self) -> algorithms.FedAvg:
         """The algorithm with its hyper-parameters."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cwfed import data, models
+from cwfed import data, metrics, models
 from cwfed.adversary import Adversary
 from cwfed.config import Config
 from cwfed.engine.bench import LocalTraining
@@ -54,6 +54,8 @@ class Blueprint:
         """Initial running statistics of norm layers, where they stay with the clients."""
         self.initial: Params = self._travelling(self.template)
         """The initial model as it travels."""
+        self.metrics = metrics.load(config.run.metrics, classes)
+        """The user's own."""
         self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples)
         self._check_dial()
 
@@ -104,6 +106,12 @@ class Blueprint:
         with torch_stream(self.config.run.seed, "model", client=number):
             model = models.build(self.model_name, self.shape, self.classes, self.config.model.options)
             return self.algorithm.adapt(model, str(model.output_layer))
+
+    @property
+    def picks_lowest(self) -> bool:
+        """Whether less of the metric that rounds are picked by is better."""
+        known = metrics.BUILT_IN | {name: metric for name, metric, _ in self.metrics}
+        return known[self.config.run.pick].lower_is_better
 
     def training(self) -> LocalTraining:
         """How a client trains."""
@@ -206,4 +214,9 @@ class Experiment(Blueprint):
         chosen = [c for c in mixed if c not in self.adversaries][:wanted]
         if not any(len(self.federation.shards[c].test) for c in chosen):
             raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")
+        if self.config.run.patience and not any(len(self.federation.shards[c].validation) for c in chosen):
+            raise ConfigError(
+                f"run.patience = {self.config.run.patience} stops by held-out data, and no evaluated client has any: "
+                "use fewer clients, more samples or a larger data.validation"
+            )
         return sorted(int(c) for c in chosen)

@@ -51,6 +51,9 @@ ADDED_LATER = {
     "privacy.dp_noise": 1.0,
     "privacy.dp_delta": 1e-5,
     "privacy.dp_histogram": 0.0,
+    "run.metrics": [],
+    "run.pick": "accuracy",
+    "run.patience": 0,
 }
 """Settings that older runs do not have: at these values they mean what was done then."""
 FREE_TO_CHANGE = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from cwfed.engine.bench import LocalTraining
 from cwfed.engine.threads import Threads
 from cwfed.engine.vmap import CannotVmap, Vmap
 from cwfed.errors import ConfigError
+from cwfed.metrics import Own
 
 __all__ = ["Candidate", "Loop", "Score", "Threads", "Visit", "Visited", "Vmap", "choose", "find_device"]
 
@@ -59,6 +61,7 @@ def choose(
     compile: str = "auto",
     rounds: int = 1,
     steady: bool = True,
+    metrics: Sequence[Own] = (),
 ) -> Loop:
     """The engine of this name. What "auto" picks depends on the experiment alone, never on a clock."""
     samples = Samples(federation.data.inputs, federation.data.labels, device)
@@ -75,15 +78,15 @@ def choose(
         if how.precision != "fp32":
             raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
         try:
-            engine: Loop = Vmap(*about, compile=compile, rounds=rounds, steady=steady, lenient=bool(reason))
+            engine: Loop = Vmap(*about, compile=compile, rounds=rounds, steady=steady, lenient=bool(reason), metrics=metrics)
         except CannotVmap as error:
             if not reason:
                 raise
             name, reason = "loop", f"this model cannot be vmapped: {str(error).partition(': ')[2]}"
     if name == "threads":
-        engine = Threads(*about, workers)
+        engine = Threads(*about, workers, metrics)
     elif name == "loop":
-        engine = Loop(*about)
+        engine = Loop(*about, metrics=metrics)
     engine.why = reason
     if how.precision == "bf16":
         engine.try_training()
