@@ -31,8 +31,8 @@ class PerClass:
     @classmethod
     def of(cls, table: metrics.Sums) -> PerClass:
         """From a table of sums."""
-        whole = table[:3].astype(int).tolist()
-        return cls(*whole, loss=[metrics.finite(value) for value in table[metrics.LOSS].tolist()])
+        samples, right, predicted = table[:3].astype(int).tolist()
+        return cls(samples, right, predicted, [metrics.finite(value) for value in table[metrics.LOSS].tolist()])
 
     def table(self) -> metrics.Sums:
         """As a table of sums."""
@@ -96,8 +96,12 @@ class Started:
     """Which engine trains the clients, and why."""
     pick: str = "accuracy"
     """The metric that rounds are picked by."""
-    pick_lowest: bool = False
-    """Whether less of it is better."""
+    lower_is_better: list[str] = field(default_factory=lambda: ["loss"])
+    """The metrics of which less is better."""
+
+    def worth(self, value: float | None) -> float:
+        """What a round is picked by: more is better."""
+        return metrics.worth(value, self.pick in self.lower_is_better)
 
 
 @dataclass(frozen=True)

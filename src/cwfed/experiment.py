@@ -108,10 +108,10 @@ class Blueprint:
             return self.algorithm.adapt(model, str(model.output_layer))
 
     @property
-    def picks_lowest(self) -> bool:
-        """Whether less of the metric that rounds are picked by is better."""
+    def lower_is_better(self) -> list[str]:
+        """The metrics of which less is better."""
         known = metrics.BUILT_IN | {name: metric for name, metric, _ in self.metrics}
-        return known[self.config.run.pick].lower_is_better
+        return [name for name, metric in known.items() if metric.lower_is_better]
 
     def training(self) -> LocalTraining:
         """How a client trains."""

@@ -58,8 +58,14 @@ class Metric:
     """For `run.pick` and `run.patience`."""
 
     def values(self, rows: Sums) -> list[float | None]:
-        """The value of each row of sums; None where it is not a finite number."""
-        return [finite(float(self.value(torch.from_numpy(row)))) for row in rows]
+        """The value of each row of sums; None where these sums have none, or it is not a finite number."""
+        return [self._value(torch.from_numpy(row)) for row in rows]
+
+    def _value(self, sums: Tensor) -> float | None:
+        try:
+            return finite(float(self.value(sums)))
+        except Exception:  # a division by a sum that is zero, say: it had a number when it was tried
+            return None
 
 
 # --- built in
@@ -205,7 +211,9 @@ def _tried(setting: str, metric: Any, classes: int) -> Own:
     random = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(24, classes, generator=random)
     labels = torch.where(torch.arange(24) % 3 > 0, logits.argmax(1), torch.arange(24) % classes)
-    whole, first, rest = (_sums(metric, what, logits[lot], labels[lot]) for lot in (slice(None), slice(9), slice(9, 24)))
+    whole, first, rest = (
+        _sums(metric, what, logits[lot], labels[lot]) for lot in (slice(None), slice(9), slice(9, 24))
+    )
     if not whole.shape == first.shape == rest.shape:
         shapes = f"{tuple(whole.shape)} for 24 samples and {tuple(first.shape)} for 9"
         raise ConfigError(f"{what} does not add up: its sums have the shape {shapes}; sum over the samples")
@@ -250,6 +258,10 @@ class Tally:
     """The table of all classes under `PER_CLASS`, and the sums of each own metric under its name."""
     values: Mapping[str, float | None] = field(default_factory=dict)
     """In a real federation: the metrics of a client that does not tell its sums."""
+
+    def value(self, name: str, key: str, metric: Metric) -> float | None:
+        """A metric of this client alone."""
+        return metric.values(self.sums[key][None])[0] if key in self.sums else self.values.get(name)
 
     def to_tree(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -321,6 +333,11 @@ class OwnSums:
 # --- from sums to numbers
 
 
+def everything(own: Sequence[Own]) -> list[tuple[str, str, Metric]]:
+    """All metrics: the name, under what its sums go, and what it is."""
+    return [(name, PER_CLASS, metric) for name, metric in BUILT_IN.items()] + [(n, n, metric) for n, metric, _ in own]
+
+
 class Numbers(NamedTuple):
     """All metrics by name, over all clients and for each, and the table of all classes where every client tells it."""
 
@@ -329,14 +346,15 @@ class Numbers(NamedTuple):
     table: Sums | None
 
 
-def numbers(tallies: Sequence[Tally], samples: Sequence[int], own: Sequence[Own] = (), clients: bool = True) -> Numbers:
+def numbers(
+    tallies: Sequence[Tally], samples: Sequence[int], own: Sequence[Own] = (), clients: bool = True
+) -> Numbers:
     """The metrics of some clients' tallies; None for a client without samples.
 
     Over all clients the sums are added, so that a client counts by its samples. Where a client tells only its values, the
     metric over all is the mean of the clients' values, weighted by their samples.
     """
-    every = [(name, PER_CLASS, metric) for name, metric in BUILT_IN.items()]
-    every += [(name, name, metric) for name, metric, _ in own]
+    every = everything(own)
     over_all: dict[str, float | None] = {}
     of_clients: dict[str, list[float | None]] = {}
     stacks: dict[str, Sums | None] = {
@@ -348,26 +366,15 @@ def numbers(tallies: Sequence[Tally], samples: Sequence[int], own: Sequence[Own]
     for name, key, metric in every:
         stack, whole = stacks[key], wholes[key]
         if stack is not None and whole is not None:
-            over_all[name] = _value(name, metric, whole[None])[0] if some.any() else None
+            over_all[name] = metric.values(whole[None])[0] if some.any() else None
             if not clients:
                 continue
-            found = iter(_value(name, metric, stack[some]))
+            found = iter(metric.values(stack[some]))
             of_clients[name] = [next(found) if one else None for one in some]
         else:
-            told = [_told(name, key, metric, tally) if one else None for tally, one in zip(tallies, some, strict=True)]
+            told = [tally.value(name, key, metric) if one else None for tally, one in zip(tallies, some, strict=True)]
             over_all[name], of_clients[name] = _weighted(told, samples), told
     return Numbers(over_all, of_clients, wholes[PER_CLASS])
-
-
-def _told(name: str, key: str, metric: Metric, tally: Tally) -> float | None:
-    return _value(name, metric, tally.sums[key][None])[0] if key in tally.sums else tally.values.get(name)
-
-
-def _value(name: str, metric: Metric, rows: Sums) -> list[float | None]:
-    try:
-        return metric.values(rows)
-    except Exception as error:
-        raise RunError(f"the metric {name!r} failed ({type(error).__name__}: {error})") from None
 
 
 def _weighted(values: Sequence[float | None], samples: Sequence[int]) -> float | None:

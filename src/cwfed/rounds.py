@@ -119,13 +119,14 @@ def is_over(config: Config, progress: Progress) -> bool:
     return progress.round >= config.train.rounds or 0 < patience <= progress.waited
 
 
-def wait(progress: Progress, config: Config, result: PhaseResult | None, lower_is_better: bool) -> tuple[Progress, str]:
+def wait(
+    progress: Progress, config: Config, result: PhaseResult | None, lower_is_better: Sequence[str]
+) -> tuple[Progress, str]:
     """Progress with how long the best round is past after this evaluation, and why the run stops, where it does."""
     patience, name = config.run.patience, config.run.pick
-    held_out = result.held_out(name) if result else None
-    if not patience or held_out is None:
+    if not patience or result is None:
         return progress, ""
-    now = metrics.worth(held_out, lower_is_better)
+    now = metrics.worth(result.held_out(name), name in lower_is_better)
     if progress.best is None or now > progress.best:
         return replace(progress, waited=0, best=now), ""
     progress = replace(progress, waited=progress.waited + 1)

@@ -100,7 +100,7 @@ class Simulation(Experiment):
             test_samples=[len(self.federation.shards[c].test) for c in self.evaluated],
             engine=self.engine.name + (f": {self.engine.why}" if self.engine.why else ""),
             pick=self.config.run.pick,
-            pick_lowest=self.picks_lowest,
+            lower_is_better=self.lower_is_better,
         )
 
     def check_progress(self, progress: Progress) -> None:
@@ -203,7 +203,7 @@ class Simulation(Experiment):
         if evaluate:
             received = self._measure_received(after)
             results = {"received": self._result(received), "trained": self._result(received | trained)}
-        after, stopped = wait(after, self.config, results[self.algorithm.phase], self.picks_lowest)
+        after, stopped = wait(after, self.config, results[self.algorithm.phase], self.lower_is_better)
         clock.lap("evaluate")
 
         # 7. Say what happened.

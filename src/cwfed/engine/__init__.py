@@ -78,7 +78,9 @@ def choose(
         if how.precision != "fp32":
             raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
         try:
-            engine: Loop = Vmap(*about, compile=compile, rounds=rounds, steady=steady, lenient=bool(reason), metrics=metrics)
+            engine: Loop = Vmap(
+                *about, compile=compile, rounds=rounds, steady=steady, lenient=bool(reason), metrics=metrics
+            )
         except CannotVmap as error:
             if not reason:
                 raise

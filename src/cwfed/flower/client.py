@@ -38,6 +38,7 @@ from cwfed.experiment import Blueprint, deal
 from cwfed.flower import wire
 from cwfed.flower.plan import Plan, describe_model
 from cwfed.folder import RunFolder
+from cwfed.metrics import PER_CLASS, SAMPLES, Own, everything
 from cwfed.rounds import one_compute_thread
 from cwfed.types import Download, Params
 
@@ -57,18 +58,28 @@ class Site:
     state: Path | None = None
     """A folder of its own on this machine; None keeps nothing, for algorithms that need nothing."""
     tell_histogram: bool = False
-    """Whether the server is told the label histogram, for a better first model when this client joins late."""
+    """Whether the server is told the label histogram, for a better first model when this client joins late, and what was
+    counted of the client's models class by class."""
 
 
 class Worker:
     """The work of clients whose data are here: one on a node, many in a simulation."""
 
-    def __init__(self, blueprint: Blueprint, federation: Federation, state: Callable[[int], Path | None]) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        federation: Federation,
+        state: Callable[[int], Path | None],
+        tell_sums: bool,
+    ) -> None:
         self.blueprint, self.algorithm, self.federation = blueprint, blueprint.algorithm, federation
+        self._tell_sums = tell_sums
         self.forms = guard.form_of(blueprint.initial)
         self._state = state
         samples = Samples(federation.data.inputs, federation.data.labels, find_device(blueprint.config.run.device))
-        self._loop = Loop(self.algorithm, blueprint.template, federation, samples, blueprint.training())
+        self._loop = Loop(
+            self.algorithm, blueprint.template, federation, samples, blueprint.training(), metrics=blueprint.metrics
+        )
 
     def train(self, client: int, round_: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""
@@ -121,7 +132,7 @@ class Worker:
         self, client: int, phase: str, model: Callable[[ClientView], Params], statistics: Params
     ) -> dict[str, Any]:
         (score,) = self._loop.measure([Candidate(client, model, statistics)])
-        return score_to(phase, score)
+        return score_to(phase, score, self.blueprint.metrics, self._tell_sums)
 
     # --- what stays here
 
@@ -175,20 +186,26 @@ class Worker:
         folder.save_models(iter([(client, model)]))
 
 
-def score_to(phase: str, score: Score) -> dict[str, Any]:
-    """A score as metrics of a message."""
-    loss = score.test_loss if math.isfinite(score.test_loss) else -1.0  # beyond all bounds
-    return {
+def score_to(phase: str, score: Score, own: Sequence[Own], tell_sums: bool) -> dict[str, Any]:
+    """A score as metrics of a message: with all its sums, which say how many samples of each class were tested, or only
+    with the metrics. What is beyond all bounds is -1: no loss is.
+    """
+    loss = score.test_loss if math.isfinite(score.test_loss) else -1.0
+    told: dict[str, Any] = {
         f"{phase}-right": score.test_right,
         f"{phase}-loss": loss,
         f"{phase}-validation": score.validation_right,
     }
-
-
-def score_from(phase: str, metrics: dict[str, Any]) -> Score:
-    """The score of a message's metrics."""
-    loss = metrics[f"{phase}-loss"]
-    return Score(metrics[f"{phase}-right"], loss if loss >= 0 else math.inf, metrics[f"{phase}-validation"])
+    for part, tally in (("test", score.test), ("held-out", score.validation)):
+        if tell_sums and all(np.isfinite(tally.sums[name]).all() for name, _, _ in own):
+            for name, sums in tally.sums.items():
+                told[f"{phase}-{part}-sums-{name}"] = np.where(np.isfinite(sums), sums, -1.0).ravel().tolist()
+            continue
+        for name, key, metric in everything(own):
+            value = tally.value(name, key, metric) if tally.sums[PER_CLASS][SAMPLES].any() else None
+            if value is not None:
+                told[f"{phase}-{part}-{name}"] = value
+    return told
 
 
 def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) -> RecordDict:
@@ -335,7 +352,7 @@ def _node_worker(plan: Plan, site: Site, client: int) -> Worker:
         federation = federation.with_holdout(held_out, seed)
     blueprint.check(federation)
     folder = site.state / plan.fingerprint if site.state else None
-    return Worker(blueprint, federation, lambda _: folder)
+    return Worker(blueprint, federation, lambda _: folder, site.tell_histogram)
 
 
 def site_of(context: Context, plan: Plan) -> Site:

@@ -28,7 +28,7 @@ from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan
 from cwfed.flower.replies import Upload
 from cwfed.guard import bounded
-from cwfed.rounds import FUTILE, Clock, Progress, give_up_in_vain, invite, is_lost, mean, phase_result
+from cwfed.rounds import FUTILE, Clock, Progress, give_up_in_vain, invite, is_lost, is_over, mean, phase_result, wait
 from cwfed.types import Download, Uploads
 
 log = logging.getLogger("cwfed.flower")
@@ -132,7 +132,7 @@ class PersonalisedStrategy(Strategy):
         self.resume(progress)
         give_up_in_vain(progress, self.config.train.rounds)
         unanswered = 0
-        while self.progress.round < self.config.train.rounds:
+        while not is_over(self.config, self.progress):
             before, number = self.progress, self.progress.round + 1
             for sentence in self.gather(grid):
                 yield before, Note(sentence)
@@ -146,7 +146,10 @@ class PersonalisedStrategy(Strategy):
             self.aggregate_train(number, replies)
             for note in self._measure(grid, number):
                 yield before, note
-            yield self.progress, self.event()
+            event = self.event()
+            result, lower = getattr(event, self.algorithm.phase), self.blueprint.lower_is_better
+            self.progress, stopped = wait(self.progress, self.config, result, lower)
+            yield self.progress, replace(event, stopped=stopped)
             give_up_in_vain(self.progress, self.config.train.rounds)
 
     def _measure(self, grid: Grid, number: int) -> Iterator[Note]:
@@ -263,7 +266,7 @@ class PersonalisedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """2. to 4. Check what arrived, and let the algorithm aggregate it; too few good updates change nothing."""
-        turn = self.turn
+        turn, own = self.turn, self.blueprint.metrics
         waiting = set(turn.invited) - set(turn.lost)
         for reply in replies:
             client = self.members.client_of(reply.metadata.src_node_id)
@@ -271,7 +274,7 @@ class PersonalisedStrategy(Strategy):
                 continue
             waiting.discard(client)
             try:
-                upload, score = replies_of.read_upload(self.members.hellos[client], client, reply, self.guard)
+                upload, score = replies_of.read_upload(self.members.hellos[client], client, reply, self.guard, own)
                 turn.uploads.append(upload)
                 turn.up += upload.nbytes
                 if score:
@@ -295,7 +298,8 @@ class PersonalisedStrategy(Strategy):
         in_vain = tuple[str, ...]()
         if turn.refused and len(turn.refused) == len(turn.invited) - len(turn.lost):
             in_vain = (*self.progress.in_vain, next(iter(turn.refused.values())))
-        self.progress = Progress(server_round, server, {}, kept | turn.trained, self._peers(), in_vain)
+        waited, best = self.progress.waited, self.progress.best
+        self.progress = Progress(server_round, server, {}, kept | turn.trained, self._peers(), in_vain, waited, best)
         turn.clock.lap("aggregate")
         losses = [upload.metrics["loss"] for upload in turn.uploads]
         return None, MetricRecord({"loss": mean(losses) or 0.0, "participants": len(losses)})
@@ -308,6 +312,7 @@ class PersonalisedStrategy(Strategy):
             return []
         turn, messages = self.turn, []
         is_last = server_round == self.config.train.rounds
+        may_stop = 0 < self.config.run.patience <= self.progress.waited + 1  # where this is not the best round
         for client in self.members.here(grid.get_node_ids()):
             if self._measured is not None and client not in self._measured:
                 continue
@@ -317,23 +322,23 @@ class PersonalisedStrategy(Strategy):
             keep = self.plan.federation.keep
             told = {
                 "kept": self.algorithm.keeps_model and unknown,
-                "keep": keep == "every" or (keep == "last" and is_last),
+                "keep": keep == "every" or (keep == "last" and (is_last or may_stop)),
             }
             messages.append(self._send(client, server_round, download, MessageType.EVALUATE, told))
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Gather what the clients measured."""
-        turn = self.turn
+        turn, own = self.turn, self.blueprint.metrics
         for reply in replies:
             client = self.members.client_of(reply.metadata.src_node_id)
             if client is None or replies_of.is_gone(reply):
                 continue
             try:
                 hello = self.members.hellos[client]
-                turn.received[client] = replies_of.read_score(hello, "received", replies_of.content_of(reply))
+                turn.received[client] = replies_of.read_score(hello, "received", replies_of.content_of(reply), own)
                 if "trained-right" in reply.content.metric_records["metrics"]:
-                    turn.trained[client] = replies_of.read_score(hello, "trained", reply.content)
+                    turn.trained[client] = replies_of.read_score(hello, "trained", reply.content, own)
             except wire.BadMessage as error:
                 turn.refused.setdefault(str(client), f"its measurements: {error}")
         if self.algorithm.keeps_model:
@@ -422,5 +427,5 @@ class PersonalisedStrategy(Strategy):
             return None
         hellos = [self.members.hellos[c] for c in clients]
         tests, validations = [h.test for h in hellos], [h.validation for h in hellos]
-        found = phase_result([scores[c] for c in clients], tests, validations)
-        return PhaseResult(found.accuracy, found.validation, found.loss, found.right, clients, tests)
+        found = phase_result([scores[c] for c in clients], tests, validations, self.blueprint.metrics)
+        return replace(found, clients=clients, samples=tests)
