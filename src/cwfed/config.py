@@ -131,7 +131,8 @@ class TrainSection(Section):
 
 
 class RunSection(Section):
-    """How the experiment is carried out; apart from the seed, nothing here changes the results (vmap: but for rounding)."""
+    """How the experiment is carried out; apart from the seed, the metrics and the patience, nothing here changes the results
+    (vmap: but for rounding)."""
 
     seed: int = Field(0, ge=0)
     """Everything that is drawn; `data.split_seed` can take the split out of it."""
