@@ -146,7 +146,7 @@ def test_without_histograms_metrics_are_means_of_the_clients(tmp_path):
 )
 def test_impossible_measurements_are_refused(key, lie, why):
     hello = Hello(1, "a", "1", 10, "1x8x8", 0, "x", samples=30, test=5, validation=2)
-    honest = {"trained-right": 3, "trained-loss": 1.5, "trained-validation": 2}
+    honest = {"trained-right": 3, "trained-loss": 1.5, "trained-validation": 2, "trained-test-sums-top3": [4.0, 5.0]}
     told = {"metrics": {**honest, key: lie}}
     content = SimpleNamespace(metric_records=told)
     own = (Own("top3", top3, (2,)),)
