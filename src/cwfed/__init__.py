@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cwfed.config import load as load_config
     from cwfed.data import Dataset
     from cwfed.errors import CwfedError
+    from cwfed.metrics import Metric
     from cwfed.models import attach, holder
     from cwfed.predict import PersonalModel, load_model
     from cwfed.session import run
@@ -34,6 +35,7 @@ _PUBLIC = {
     "FedAvg": ("cwfed.algorithms", "FedAvg"),
     "Form": ("cwfed.types", "Form"),
     "Loss": ("cwfed.types", "Loss"),
+    "Metric": ("cwfed.metrics", "Metric"),
     "Output": ("cwfed.types", "Output"),
     "Pass": ("cwfed.types", "Pass"),
     "PersonalModel": ("cwfed.predict", "PersonalModel"),
@@ -58,6 +60,7 @@ __all__ = [
     "FedAvg",
     "Form",
     "Loss",
+    "Metric",
     "Output",
     "Pass",
     "PersonalModel",

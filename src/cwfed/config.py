@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from cwfed import algorithms, files, optimizers
+from cwfed import algorithms, files, metrics, optimizers
 from cwfed.adversary import Attack
 from cwfed.augment import Augment
 from cwfed.data.partition import PartitionSpec
@@ -186,7 +186,8 @@ class TrainSection(Section):
 
 
 class RunSection(Section):
-    """How the experiment is carried out; apart from the seed, nothing here changes the results (vmap: but for rounding)."""
+    """How the experiment is carried out; apart from the seed, the metrics and the patience, nothing here changes the results
+    (vmap: but for rounding)."""
 
     seed: int = Field(0, ge=0)
     """Everything that is drawn; `data.split_seed` can take the split out of it."""
@@ -204,6 +205,17 @@ class RunSection(Section):
     """Least time between two checkpoints; 0 writes one every round."""
     save_models: Literal["auto", "all", "none"] = "auto"
     """Write every client's final personal model; auto writes them while they fit into 1 GiB."""
+    metrics: list[str] = Field(default_factory=list)
+    """Metrics of your own, "module:name", beside accuracy, balanced_accuracy, macro_f1 and loss."""
+    pick: str = "accuracy"
+    """The metric that rounds are picked by, on test data (best) and on held-out data (validated, the saved models)."""
+    patience: int = Field(0, ge=0)
+    """Stop when the picked metric on held-out data has not improved for so many evaluated rounds; 0 is never."""
+
+    @model_validator(mode="after")
+    def _known(self) -> RunSection:
+        metrics.check_names(self.metrics, self.pick)
+        return self
 
 
 class GuardSection(Section):
@@ -297,6 +309,10 @@ class Config(Section):
             raise ValueError(
                 "privacy.dp computes gradients sample by sample in fp32 only: set train.precision = fp32"
             )
+        if self.run.patience and not self.data.validation:
+            raise ValueError(
+                f"run.patience = {self.run.patience} stops by held-out data, and none are held out: set data.validation above 0"
+            )
         return self
 
     @property
@@ -310,9 +326,9 @@ class Config(Section):
         return self.run.seed if self.data.split_seed < 0 else self.data.split_seed
 
     def code(self) -> list[str]:
-        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model and data."""
+        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data and metrics."""
         own = [name for name in (self.model.name, self.data.name) if ":" in name]
-        return algorithms.foreign(self.algorithm) + own
+        return algorithms.foreign(self.algorithm) + own + self.run.metrics
 
     def build_algorithm(self) -> algorithms.FedAvg:
         """The algorithm with its hyper-parameters."""

@@ -115,7 +115,8 @@ def progress(
 
 def print_summary(summary: dict[str, Any]) -> None:
     """A run in a table and a few lines."""
-    from cwfed.report.tables import duration, size
+    from cwfed.metrics import words
+    from cwfed.report.tables import duration, shown, size
 
     reported, per_client, accuracy = summary["reported"], summary["per_client"], summary["accuracy"]
     table = FittedTable(
@@ -126,6 +127,15 @@ def print_summary(summary: dict[str, Any]) -> None:
         mark = " (reported)" if phase == reported["phase"] else ""
         table.add_row(phase + mark, *("–" if a is None else f"{a:.2%}" for a in picks.values()))
     print_table(table)
+    if others := summary.get("metrics", {}).get(reported["phase"]):
+        table = FittedTable((f"{reported['phase']}, the same rounds", *table.header[1:]))
+        for name, picks in others.items():
+            table.add_row(words(name), *(shown(name, value) for value in picks.values()))
+        print_table(table)
+    if "metric" in reported:
+        out.print(f"rounds are picked by {words(reported['metric'])}, not by accuracy", highlight=False)
+    if "per_class" in summary:
+        _print_worst_classes(summary["per_class"])
     out.print(
         f"clients: mean {per_client['mean']:.2%}, std {per_client['std']:.2%}, "
         f"worst tenth {per_client['worst_decile']:.2%}; "
@@ -146,6 +156,13 @@ def print_summary(summary: dict[str, Any]) -> None:
         )
     for note in summary["notes"]:
         out.print(f"note: {escape(note)}", highlight=False)
+
+
+def _print_worst_classes(classes: dict[str, list[Any]]) -> None:
+    """The classes that the models know least; summary.json has all."""
+    known = sorted((recall, k) for k, recall in enumerate(classes["recall"]) if recall is not None)
+    worst = ", ".join(f"class {k} {recall:.2%}" for recall, k in known[:3])
+    out.print(f"classes: least recall {worst}; best {known[-1][0]:.2%} (class {known[-1][1]})", highlight=False)
 
 
 def print_bench(result: dict[str, Any]) -> None:

@@ -9,11 +9,35 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from cwfed import files
+from cwfed import files, metrics
 from cwfed.errors import RunError, plain
 from cwfed.types import Phase
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """The answers of all evaluated clients to the test samples of each class."""
+
+    samples: list[int]
+    right: list[int]
+    predicted: list[int]
+    """How often the class was the answer."""
+    loss: list[float | None]
+    """Summed cross-entropy; None where it is beyond all bounds."""
+
+    @classmethod
+    def of(cls, table: metrics.Sums) -> PerClass:
+        """From a table of sums."""
+        samples, right, predicted = table[:3].astype(int).tolist()
+        return cls(samples, right, predicted, [metrics.finite(value) for value in table[metrics.LOSS].tolist()])
+
+    def table(self) -> metrics.Sums:
+        """As a table of sums."""
+        loss = [np.nan if value is None else value for value in self.loss]
+        return np.array([self.samples, self.right, self.predicted, loss], dtype=float)
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,22 @@ class PhaseResult:
     """In a real federation: whose answers these are, where that may differ from `Started`."""
     samples: list[int] | None = None
     """And how many test samples each of them has."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """All other metrics (`metrics.py`) over all test samples; runs of earlier versions have none of them, nor what follows."""
+    validation_metrics: dict[str, float | None] = field(default_factory=dict)
+    """All but the accuracy on the held-out data."""
+    client_metrics: dict[str, list[float | None]] = field(default_factory=dict)
+    """All but the accuracy of each evaluated client; None for one without test samples."""
+    classes: PerClass | None = None
+    """None too where a client of a real federation does not tell it."""
+
+    def value(self, metric: str) -> float | None:
+        """A metric over all test samples."""
+        return {"accuracy": self.accuracy, "loss": self.loss}.get(metric, self.metrics.get(metric))
+
+    def held_out(self, metric: str) -> float | None:
+        """The same on the held-out data."""
+        return self.validation if metric == "accuracy" else self.validation_metrics.get(metric)
 
 
 @dataclass(frozen=True)
@@ -54,6 +94,14 @@ class Started:
     test_samples: list[int]
     engine: str = ""
     """Which engine trains the clients, and why."""
+    pick: str = "accuracy"
+    """The metric that rounds are picked by."""
+    lower_is_better: list[str] = field(default_factory=lambda: ["loss"])
+    """The metrics of which less is better."""
+
+    def worth(self, value: float | None) -> float:
+        """What a round is picked by: more is better."""
+        return metrics.worth(value, self.pick in self.lower_is_better)
 
 
 @dataclass(frozen=True)
@@ -150,6 +198,8 @@ class Round:
     """In the last round, with differential privacy."""
     at: str = ""
     """In a real federation: when it was over, in UTC."""
+    stopped: str = ""
+    """In the last round: why it is the last, where there were to be more (`run.patience`)."""
 
 
 @dataclass(frozen=True)

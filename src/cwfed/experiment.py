@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cwfed import data, models
+from cwfed import data, metrics, models
 from cwfed.adversary import Adversary
 from cwfed.config import Config
 from cwfed.engine.base import Job, Visit
@@ -61,6 +61,8 @@ class Blueprint:
         privacy = config.privacy.samples()
         histogram = privacy.histogram if privacy else 0.0
         self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples, histogram)
+        self.metrics = metrics.load(config.run.metrics, classes)
+        """The user's own."""
         self._check_dial()
 
     @property
@@ -94,7 +96,7 @@ class Blueprint:
     def job(self, federation: data.Federation, device: torch.device, noise: Noise | None = None) -> Job:
         """What an engine is to carry out."""
         samples = data.Samples(federation.data.inputs, federation.data.labels, device)
-        return Job(self.algorithm, self.template, self.task, federation, samples, self.training(noise))
+        return Job(self.algorithm, self.template, self.task, federation, samples, self.training(noise), self.metrics)
 
     def first_state(self) -> Any:
         """The server's state before round 1."""
@@ -148,6 +150,12 @@ class Blueprint:
         with torch_stream(self.config.run.seed, "model", client=number):
             model = models.build(self.model_name, self.shape, self.classes, self.config.model.options)
             return self.algorithm.adapt(model, str(model.output_layer))
+
+    @property
+    def lower_is_better(self) -> list[str]:
+        """The metrics of which less is better."""
+        known = metrics.BUILT_IN | {name: metric for name, metric, _ in self.metrics}
+        return [name for name, metric in known.items() if metric.lower_is_better]
 
     def training(self, noise: Noise | None = None) -> LocalTraining:
         """How a client trains; its noise comes from the seed unless it has another source."""
@@ -272,4 +280,9 @@ class Experiment(Blueprint):
         chosen = [c for c in mixed if c not in self.adversaries][:wanted]
         if not any(len(self.federation.shards[c].test) for c in chosen):
             raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")
+        if self.config.run.patience and not any(len(self.federation.shards[c].validation) for c in chosen):
+            raise ConfigError(
+                f"run.patience = {self.config.run.patience} stops by held-out data, and no evaluated client has any: "
+                "use fewer clients, more samples or a larger data.validation"
+            )
         return sorted(int(c) for c in chosen)

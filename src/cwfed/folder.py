@@ -53,6 +53,9 @@ ADDED_LATER = {
     "privacy.dp_delta": 1e-5,
     "privacy.dp_histogram": 0.0,
     "privacy.dp_budget": 0.0,
+    "run.metrics": [],
+    "run.pick": "accuracy",
+    "run.patience": 0,
 }
 """Settings that older runs do not have: at these values they mean what was done then."""
 FREE_TO_CHANGE = {

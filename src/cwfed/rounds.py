@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cwfed import metrics
 from cwfed.algorithms import FedAvg
 from cwfed.config import Config, GuardSection
 from cwfed.engine.base import Score
 from cwfed.errors import RunError
-from cwfed.events import PhaseResult
+from cwfed.events import PerClass, PhaseResult
 from cwfed.experiment import how_many
 from cwfed.guard import bounded, harmless, is_finite_state
+from cwfed.metrics import Tally, finite
 from cwfed.rng import stream
 from cwfed.types import Params, Uploads
 
@@ -43,6 +45,10 @@ class Progress:
     """In a real federation: who is who."""
     in_vain: tuple[str, ...] = ()
     """Of the last rounds in a row in which every update was refused, one reason each."""
+    waited: int = 0
+    """With `run.patience`: evaluated rounds since the best one on held-out data."""
+    best: float | None = None
+    """With `run.patience`: what that round is worth (`metrics.worth`)."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,14 @@ def to_tree(progress: Progress) -> dict[str, Any]:
         "round": progress.round,
         "server": progress.server,
         "kept": {str(client): params for client, params in progress.kept.items()},
-        "trained": {str(c): [s.test_right, s.test_loss, s.validation_right] for c, s in progress.trained.items()},
+        "trained": {
+            str(c): {"test": s.test.to_tree(), "validation": s.validation.to_tree()}
+            for c, s in progress.trained.items()
+        },
         "in_vain": list(progress.in_vain),
     }
+    if progress.best is not None:
+        tree |= {"waited": progress.waited, "best": progress.best}
     return tree | ({"peers": progress.peers} if progress.peers else {})
 
 
@@ -72,9 +83,15 @@ def from_tree(tree: dict[str, Any]) -> Progress:
         round=tree["round"],
         server=tree["server"],
         kept={int(client): params for client, params in tree["kept"].items()},
-        trained={int(client): Score(*score) for client, score in tree["trained"].items()},
+        trained={
+            int(client): Score(Tally.from_tree(score["test"]), Tally.from_tree(score["validation"]))
+            for client, score in tree["trained"].items()
+            if not isinstance(score, list)  # of an earlier version, which counted less: it is measured again
+        },
         peers=tree.get("peers", {}),
         in_vain=tuple(tree.get("in_vain", ())),  # checkpoints of earlier versions have none
+        waited=tree.get("waited", 0),
+        best=tree.get("best"),
     )
 
 
@@ -152,10 +169,44 @@ def give_up_in_vain(progress: Progress, rounds: int) -> None:
         raise RunError(f"every update of the last {len(progress.in_vain)} rounds was refused: {why}")
 
 
-def phase_result(scores: Sequence[Score], tests: Sequence[int], validations: Sequence[int]) -> PhaseResult:
+def is_over(config: Config, progress: Progress) -> bool:
+    """Whether there is no round left, or `run.patience` is at its end."""
+    patience = config.run.patience
+    return progress.round >= config.train.rounds or 0 < patience <= progress.waited
+
+
+def wait(
+    progress: Progress, config: Config, result: PhaseResult | None, lower_is_better: Sequence[str]
+) -> tuple[Progress, str]:
+    """Progress with how long the best round is past after this evaluation, and why the run stops, where it does."""
+    patience, name = config.run.patience, config.run.pick
+    if not patience or result is None:
+        return progress, ""
+    now = metrics.worth(result.held_out(name), name in lower_is_better)
+    if progress.best is None or now > progress.best:
+        return replace(progress, waited=0, best=now), ""
+    progress = replace(progress, waited=progress.waited + 1)
+    if progress.waited < patience or progress.round >= config.train.rounds:
+        return progress, ""
+    since = f"{patience} evaluated rounds" if patience > 1 else "1 evaluated round"
+    return progress, (
+        f"stopped after round {progress.round} of {config.train.rounds}: the {metrics.words(name)} on held-out data has not "
+        f"improved for {since} (run.patience)"
+    )
+
+
+def phase_result(
+    scores: Sequence[Score], tests: Sequence[int], validations: Sequence[int], own: Sequence[metrics.Own] = ()
+) -> PhaseResult:
     """The clients' scores in one: over all samples, so that a client counts by how many it has."""
     held_out = sum(validations)
+    found = metrics.numbers([s.test for s in scores], tests, own)
+    apart = metrics.numbers([s.validation for s in scores], validations, own, clients=False)
     return PhaseResult(
+        metrics={name: value for name, value in found.over_all.items() if name not in ("accuracy", "loss")},
+        validation_metrics={n: v for n, v in apart.over_all.items() if n != "accuracy"} if held_out else {},
+        client_metrics={name: values for name, values in found.clients.items() if name != "accuracy"},
+        classes=None if found.table is None else PerClass.of(found.table),
         accuracy=sum(s.test_right for s in scores) / sum(tests),
         validation=sum(s.validation_right for s in scores) / held_out if held_out else None,
         loss=finite(sum(s.test_loss for s in scores) / sum(tests)),
@@ -167,11 +218,6 @@ def mean(values: Sequence[float]) -> float | None:
     """The mean; None of nothing, and where it is beyond all bounds."""
     with np.errstate(over="ignore"):  # of numbers that are fine one by one
         return finite(float(np.mean(values))) if values else None
-
-
-def finite(value: float) -> float | None:
-    """The number, or None where it is beyond all bounds."""
-    return value if np.isfinite(value) else None
 
 
 def correlation(p: Tensor, estimate: Tensor) -> float | None:

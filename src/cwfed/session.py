@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cwfed import memory, plugins
 from cwfed.config import Config, from_table
 from cwfed.errors import ConfigError, RunError, did_you_mean
-from cwfed.events import Event, Newcomers, Note, Round, Started
+from cwfed.events import Event, Newcomers, Note, PhaseResult, Round, Started
 from cwfed.folder import Restored, RunFolder, experiment
 from cwfed.manifest import Facts, changed
 from cwfed.rounds import FinalModels, Progress
 from cwfed.simulation import Simulation
 from cwfed.summary import pick, summarise
 from cwfed.track import tracking
-from cwfed.types import Phase
 
 MODELS_LIMIT = 2**30
 """Bytes of all clients' models of one round that `run.save_models = "auto"` writes."""
@@ -125,8 +125,9 @@ def _summary(folder: RunFolder) -> Summary:
 
 
 def _more_to_do(folder: RunFolder, config: Config, summary: Summary) -> bool:
-    more_rounds = config.train.rounds > summary["rounds"]
-    is_whole = folder.config().train.rounds == summary["rounds"]  # and not on its way to more rounds
+    stopped = "stopped" in summary  # by its patience: more rounds would not be made
+    more_rounds = config.train.rounds > summary["rounds"] and not stopped
+    is_whole = stopped or folder.config().train.rounds == summary["rounds"]  # and not on its way to more rounds
     return more_rounds or (config.run.save_models == "all" and is_whole and not folder.models.exists())
 
 
@@ -188,6 +189,9 @@ def _in_memory(simulation: Runner, on_event: Callable[[Event], None]) -> Summary
         for progress, event in simulation.rounds(progress):
             events.append(event)
             on_event(event)
+        if note := _why_stopped(events):
+            events.append(note)
+            on_event(note)
         if joined := simulation.welcome(simulation.complete(progress)):
             events.append(joined)
             on_event(joined)
@@ -200,16 +204,23 @@ class Picked(NamedTuple):
     """The round that validation has picked so far, and from what its models are made where they are to be saved."""
 
     round: int = 0
-    validation: float = -1.0
+    worth: float = -inf
     progress: Progress | None = None
 
 
-def _after(picked: Picked, event: Event, phase: Phase, progress: Callable[[], Progress | None]) -> Picked:
+def _after(picked: Picked, event: Event, started: Started, progress: Callable[[], Progress | None]) -> Picked:
     """What validation picks when this has happened too: as `summary.pick` does, the first of equals."""
-    result = getattr(event, phase) if isinstance(event, Round) else None
-    if not isinstance(event, Round) or result is None or result.validation is None:
+    result: PhaseResult | None = getattr(event, started.phase) if isinstance(event, Round) else None
+    if not isinstance(event, Round) or result is None:
         return picked
-    return Picked(event.round, result.validation, progress()) if result.validation > picked.validation else picked
+    worth = started.worth(result.held_out(started.pick))
+    return Picked(event.round, worth, progress()) if worth > picked.worth else picked
+
+
+def _why_stopped(events: Sequence[Event]) -> Note | None:
+    """What a reader should know of a run that ended before all rounds were done."""
+    last = next((event for event in reversed(events) if isinstance(event, Round)), None)
+    return Note(last.stopped) if last and last.stopped else None
 
 
 def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], None]) -> Summary:
@@ -239,7 +250,7 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
             if note not in told:  # what is true of the whole run is said once, however often it is resumed
                 tell(Note(note))
         saves = _saves_models(config, simulation.final_models(start))
-        picked = _picked_before(folder, started.phase, restored.picked if saves else None)
+        picked = _picked_before(folder, started, restored.picked if saves else None)
 
         def whole(reached: Progress) -> Progress | None:
             return simulation.complete(reached) if saves else None
@@ -248,7 +259,7 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
         try:
             for reached, event in simulation.rounds(progress):
                 folder.append(event)
-                better = _after(picked, event, started.phase, partial(whole, reached))
+                better = _after(picked, event, started, partial(whole, reached))
                 # together: what a checkpoint knows, the events have
                 progress, written, picked = reached, folder.mark(), better
                 on_event(event)
@@ -260,6 +271,8 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
                 folder.save(progress, written, picked.progress)
             raise
         folder.save(progress, written, picked.progress)
+        if (why := _why_stopped(folder.events())) and why.message not in told:
+            tell(why)
 
         progress = simulation.complete(progress)
         if joined := simulation.welcome(progress):
@@ -274,13 +287,14 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
         simulation.close()
 
 
-def _picked_before(folder: RunFolder, phase: Phase, progress: Progress | None) -> Picked:
+def _picked_before(folder: RunFolder, started: Started, progress: Progress | None) -> Picked:
     """What validation picked before the run was broken off; of its progress, what the checkpoint has."""
     happened = [event for event in folder.events() if isinstance(event, Round)]
-    found = pick(happened, phase)["validated"]
-    if found is None or found[1].validation is None:
+    found = pick(happened, started.phase, started)["validated"]
+    if found is None:
         return Picked()
-    return Picked(found[0], found[1].validation, progress if progress and progress.round == found[0] else None)
+    worth = started.worth(found[1].held_out(started.pick))
+    return Picked(found[0], worth, progress if progress and progress.round == found[0] else None)
 
 
 def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Restored, list[str]]:

@@ -29,11 +29,13 @@ from cwfed.rounds import (
     give_up_in_vain,
     invite,
     is_lost,
+    is_over,
     mean,
     one_compute_thread,
     phase_result,
+    wait,
 )
-from cwfed.types import Download, Params, Start, Uploads, nbytes
+from cwfed.types import Download, Params, Phase, Start, Uploads, nbytes
 
 TRIED = 16
 """So many clients try a state that was read from a checkpoint."""
@@ -90,6 +92,8 @@ class Simulation(Experiment):
             evaluated=self.evaluated,
             test_samples=[len(self.federation.shards[c].test) for c in self.evaluated],
             engine=self.engine.name + (f": {self.engine.why}" if self.engine.why else ""),
+            pick=self.config.run.pick,
+            lower_is_better=self.lower_is_better,
         )
 
     def check_progress(self, progress: Progress) -> None:
@@ -110,9 +114,9 @@ class Simulation(Experiment):
                 and all(shapes[n] == t.shape for n, t in own.items() if not n.startswith(OPTIMIZER))
                 for own in kept
             )
-            fits = fits and all(
-                isinstance(v, int | float) for s in progress.trained.values() for v in vars(s).values()
-            )
+            tallies = [tally for score in progress.trained.values() for tally in (score.test, score.validation)]
+            fits = fits and all(tally.fits(self.metrics, self.task.classes) for tally in tallies)
+            fits = fits and type(progress.waited) is int and isinstance(progress.best, float | None)
         except Exception as error:  # whatever an algorithm says to a state that is none of its own
             raise RunError(
                 f"the checkpoint of round {progress.round} does not fit the experiment ({error!r})"
@@ -131,7 +135,7 @@ class Simulation(Experiment):
         """
         with one_compute_thread():
             give_up_in_vain(progress, self.config.train.rounds)
-            while progress.round < self.config.train.rounds:
+            while not is_over(self.config, progress):
                 progress, event = self._round(progress)
                 yield progress, event
                 give_up_in_vain(progress, self.config.train.rounds)
@@ -194,19 +198,21 @@ class Simulation(Experiment):
         clock.lap("evaluate")
 
         # 6. Measure the models that the server hands out next.
-        after = Progress(number, closed.server, kept, trained if self.has_own_models else {}, in_vain=in_vain)
-        received_result = trained_result = None
+        own_scores = trained if self.has_own_models else {}
+        waited, best = before.waited, before.best
+        after = Progress(number, closed.server, kept, own_scores, in_vain=in_vain, waited=waited, best=best)
+        results: dict[Phase, PhaseResult | None] = {"received": None, "trained": None}
         if evaluate:
             received = self._measure_received(after)
             if self.is_tuned:
                 trained = self._measure_received(after, is_tuned=True)
-            received_result = self._result(received)
-            trained_result = self._result(received | trained)
+            results = {"received": self._result(received), "trained": self._result(received | trained)}
+        after, stopped = wait(after, self.config, results[self.algorithm.phase], self.lower_is_better)
         clock.lap("evaluate")
 
         # 7. Say what happened.
         p, estimate = self.distributions(participants, stack)
-        is_last = number == self.config.train.rounds
+        is_last = is_over(self.config, after)
         event = Round(
             round=number,
             participants=participants,
@@ -216,8 +222,8 @@ class Simulation(Experiment):
             client_loss=[v.loss for v in visited],
             correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
-            received=received_result,
-            trained=trained_result,
+            received=results["received"],
+            trained=results["trained"],
             down=down,
             up=up,
             refused={str(client): why for client, why in refused.items()},
@@ -226,6 +232,7 @@ class Simulation(Experiment):
             portrait=portray(self, after, participants, stack) if is_last else None,
             leaks=self.leaks(closed.uploads, sent) if closed.uploads else {},
             spent=self.spent(number) if is_last else None,
+            stopped=stopped,
             seconds=clock.laps("report"),
         )
         return after, event
@@ -314,7 +321,10 @@ class Simulation(Experiment):
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
         shards = [self.federation.shards[c] for c in self.evaluated]
         return phase_result(
-            [scores[c] for c in self.evaluated], [len(s.test) for s in shards], [len(s.validation) for s in shards]
+            [scores[c] for c in self.evaluated],
+            [len(s.test) for s in shards],
+            [len(s.validation) for s in shards],
+            self.metrics,
         )
 
     def distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 from cwfed import files
 from cwfed.config import Config
-from cwfed.console import err, escape
+from cwfed.console import FEW_CLASSES, err, escape
 from cwfed.errors import ConfigError, RunError, did_you_mean
 from cwfed.events import Event, Newcomers, Note, Round, Started
 from cwfed.folder import RunFolder, experiment, flat
+from cwfed.metrics import finite, recall
 
 PROJECT = "cwfed"
 """The project or experiment that runs belong to, where the user's environment names none."""
@@ -60,6 +61,11 @@ def scalars(event: Round, down: int, up: int) -> dict[str, float]:
             found[f"accuracy/{phase}"] = result.accuracy
             found[f"validation/{phase}"] = result.validation
             found[f"loss/{phase}"] = result.loss
+            found |= {f"{name}/{phase}": value for name, value in result.metrics.items()}
+            found |= {f"validation_{name}/{phase}": value for name, value in result.validation_metrics.items()}
+            if result.classes and len(result.classes.samples) <= FEW_CLASSES:
+                recalls = recall(result.classes.table()).tolist()
+                found |= {f"recall/{phase}/{k}": finite(value) for k, value in enumerate(recalls)}
     found |= {f"seconds/{step}": seconds for step, seconds in event.seconds.items()}
     return {name: float(value) for name, value in found.items() if value is not None}
 

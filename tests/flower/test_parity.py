@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import stat
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +23,11 @@ from cwfed.errors import ConfigError, RunError
 from cwfed.events import Round
 from cwfed.experiment import deal
 from cwfed.flower import PersonalisedStrategy, wire
+from cwfed.flower.members import Hello
+from cwfed.flower.replies import read_score
+from cwfed.flower.wire import BadMessage
 from cwfed.folder import RunFolder
+from cwfed.metrics import Metric, Own
 from cwfed.noise import Seeded
 from cwfed.report import figures, page
 from cwfed.report.runs import group as group_runs
@@ -42,9 +48,13 @@ SEEN_BY_NO_SERVER = {
 }
 
 
-def as_a_server_sees_it(event: Round) -> Round:
+WITHOUT_HISTOGRAMS = {"metrics": {}, "validation_metrics": {}, "client_metrics": {}, "classes": None}
+"""Then metrics over all are means of the clients'."""
+
+
+def as_a_server_sees_it(event: Round, unseen=WITHOUT_HISTOGRAMS) -> Round:
     plainly = {
-        phase: found and replace(found, clients=None, samples=None)
+        phase: found and replace(found, clients=None, samples=None, **unseen)
         for phase in ("received", "trained")
         for found in [getattr(event, phase)]
     }
@@ -76,6 +86,76 @@ def assert_same_bits(config, folder, **untold):
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
     config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
     assert_same_bits(config, tmp_path)
+
+
+def hits(logits, labels):
+    """Right answers among the best three, and samples."""
+    return torch.stack([(logits.topk(3).indices == labels[:, None]).any(1).sum(), torch.tensor(len(labels))])
+
+
+top3 = Metric(hits, lambda sums: sums[0] / sums[1])
+
+
+@pytest.mark.parametrize("name", ["cwfedavg", "fedavg-ft"])
+def test_with_histograms_told_all_metrics_and_the_last_round_are_the_simulators(name, tmp_path):
+    few = ("data.samples=400", "data.clients=3", "model.options.hidden=8", "train.rounds=8", "train.lr=1.0")
+    config = settings(name, *few, "run.patience=1", "run.pick=macro_f1", f'run.metrics=["{__name__}:top3"]')
+    plan, grid = federate(config, tmp_path, keep="last")
+    for client in range(config.data.clients):
+        grid.join(client, histogram=True)
+    _, events = carry_out(PersonalisedStrategy(plan), grid)
+    rounds = [as_a_server_sees_it(e, {}) for e in events if isinstance(e, Round)]
+    _, expected = finish(Simulation(config))
+    assert rounds == [as_a_server_sees_it(e, {}) for e in expected]
+    assert 2 < len(rounds) < 8
+    assert "run.patience" in rounds[-1].stopped
+    assert "top3" in rounds[-1].received.client_metrics
+    saved = [path.parent.parent.parent.name for path in (tmp_path / "state").rglob("models/index.json")]
+    assert sorted(saved) == [f"client-{c:03d}" for c in range(config.data.clients)]  # where it stopped
+
+
+def test_without_histograms_metrics_are_means_of_the_clients(tmp_path):
+    config = settings("fedavg", "train.rounds=1", "data.clients=3", f'run.metrics=["{__name__}:top3"]')
+    plan, grid = federate(config, tmp_path)
+    said = []
+    grid.change = lambda _, answer: said.append(set(answer.content["metrics"])) or answer
+    _, (*_, event) = carry_out(PersonalisedStrategy(plan), grid)
+    _, (expected,) = finish(Simulation(config))
+    assert any("received-test-macro_f1" in keys for keys in said)
+    assert not any("sums" in key for keys in said for key in keys)
+    for mine, theirs in ((event.received, expected.received), (event.trained, expected.trained)):
+        assert mine.classes is None
+        assert mine.client_metrics["macro_f1"] == theirs.client_metrics["macro_f1"]
+        assert mine.client_metrics["top3"] == theirs.client_metrics["top3"]
+        values, samples = np.array(theirs.client_metrics["macro_f1"]), np.array(mine.samples)
+        assert mine.metrics["macro_f1"] == pytest.approx((values * samples).sum() / samples.sum())
+        assert mine.metrics["top3"] == pytest.approx(theirs.metrics["top3"])  # a share of samples: the mean is exact
+
+
+@pytest.mark.parametrize(
+    ("key", "lie", "why"),
+    [
+        ("trained-test-sums-per class", [1.0], "must have 40 numbers"),
+        ("trained-test-sums-per class", [float("nan")] * 40, "not possible"),
+        ("trained-test-sums-per class", [1e40] * 40, "not possible"),
+        ("trained-test-sums-per class", [0.5] * 40, "do not fit"),
+        ("trained-test-sums-per class", [0.0] * 40, "do not fit"),
+        ("trained-held-out-sums-per class", [10**400] * 40, "not possible"),
+        ("trained-test-macro_f1", 1.5, "not possible"),
+        ("trained-held-out-loss", -1.0, "not possible"),
+        ("trained-test-balanced_accuracy", [0.5], "not possible"),
+        ("trained-test-top3", float("inf"), "not possible"),
+    ],
+)
+def test_impossible_measurements_are_refused(key, lie, why):
+    hello = Hello(1, "a", "1", 10, "1x8x8", 0, "x", samples=30, test=5, validation=2)
+    honest = {"trained-right": 3, "trained-loss": 1.5, "trained-validation": 2, "trained-test-sums-top3": [4.0, 5.0]}
+    told = {"metrics": {**honest, key: lie}}
+    content = SimpleNamespace(metric_records=told)
+    own = (Own("top3", top3, (2,)),)
+    assert read_score(hello, "trained", SimpleNamespace(metric_records={"metrics": honest}), own).test_right == 3
+    with pytest.raises(BadMessage, match=why):
+        read_score(hello, "trained", content, own)
 
 
 @pytest.mark.parametrize(

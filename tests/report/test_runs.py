@@ -424,7 +424,7 @@ def test_the_commands(whole, tmp_path):
     assert "accuracy-rounds" in done.stdout
     assert {path.suffix for path in (tmp_path / "f").iterdir()} == {".svg", ".tex", ".md", ".csv"}
     assert (tmp_path / "f" / "table.csv").read_text().startswith("label,algorithm,reported_phase,received_best,")
-    assert r"\begin{tabular}{lrrrrrrrrr}" in (tmp_path / "f" / "table.tex").read_text()
+    assert r"\begin{tabular}{lrrrrrrrrrrr}" in (tmp_path / "f" / "table.tex").read_text()
     assert {"mixtures.svg", "output-norms.svg", "distributions.svg"} <= {
         path.name for path in (tmp_path / "f").iterdir()
     }

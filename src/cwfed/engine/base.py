@@ -21,6 +21,7 @@ from cwfed.engine import rehearsal
 from cwfed.engine.bench import Bench, LocalTraining
 from cwfed.engine.private import PrivateBench
 from cwfed.errors import ConfigError
+from cwfed.metrics import LOSS, PER_CLASS, RIGHT, Own, OwnSums, Places, Sums, Tally
 from cwfed.types import Download, Params, Start, Task
 
 Item = TypeVar("Item")
@@ -97,11 +98,36 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Score:
-    """How good a model is on one client: right answers and summed cross-entropy."""
+    """How good a model is on one client: what was counted on its test and on its held-out data."""
 
-    test_right: int
-    test_loss: float
-    validation_right: int
+    test: Tally
+    validation: Tally
+
+    @property
+    def test_right(self) -> int:
+        """Right answers on the test data."""
+        return self.test.right
+
+    @property
+    def test_loss(self) -> float:
+        """Summed cross-entropy on the test data."""
+        return self.test.loss
+
+    @property
+    def validation_right(self) -> int:
+        """Right answers on the held-out data."""
+        return self.validation.right
+
+
+def scores_of(tables: Sums, losses: Sequence[float], own: OwnSums) -> list[Score]:
+    """Scores from the tables of each client's test and held-out data, in turn, and its summed test loss."""
+    rights = tables[:, RIGHT].sum(1).astype(int).tolist()
+    held_out = tables[1::2, LOSS].sum(1).tolist()
+    found = []
+    for i, (loss, held_out_loss) in enumerate(zip(losses, held_out, strict=True)):
+        test, validation = ({PER_CLASS: tables[at]} | own.of(at) for at in (2 * i, 2 * i + 1))
+        found.append(Score(Tally(rights[2 * i], loss, test), Tally(rights[2 * i + 1], held_out_loss, validation)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -114,6 +140,8 @@ class Job:
     federation: Federation
     samples: Samples
     how: LocalTraining
+    metrics: Sequence[Own] = ()
+    """What the user wants measured beside what always is."""
 
 
 class Loop:
@@ -124,6 +152,8 @@ class Loop:
     def __init__(self, job: Job, workers: int = 1) -> None:
         self.job, self.algorithm, self.federation, self.how = job, job.algorithm, job.federation, job.how
         self.workers = workers
+        self.metrics = job.metrics
+        """What is measured beside what always is."""
         self.why = ""
         """Why "auto" chose this engine."""
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
@@ -305,11 +335,24 @@ class Loop:
         bench.load(model)
         shards = [self.federation.shards[c] for c in clients]
         parts = [part for shard in shards for part in (shard.test, shard.validation)]
-        right, loss = bench.measure(np.concatenate(parts))
-        ends = np.cumsum([len(part) for part in parts])[:-1]
-        rights = [int(r.sum()) for r in np.split(right, ends)]
-        losses = [float(part.sum()) for part in np.split(loss, ends)]
-        return [Score(rights[i], losses[i], rights[i + 1]) for i in range(0, len(parts), 2)]
+        asked, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
+        own = OwnSums(self.metrics, len(parts))
+
+        def see(at: int, logits: Tensor, labels: Tensor) -> None:
+            """A batch may be of several parts."""
+            for part in range(int(np.searchsorted(ends, at, "right")), len(parts)):
+                first, end = max(at, ends[part] - len(parts[part])) - at, min(ends[part] - at, len(labels))
+                if first >= len(labels):
+                    return
+                if first < end:
+                    own.add(part, logits[first:end], labels[first:end])
+
+        answers = bench.answers(asked, see if self.metrics else None)
+        part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])
+        places = Places(self.federation.data.labels[asked], part, len(parts), self.federation.data.classes)
+        tables = places.count(*answers)
+        losses = [float(part.sum()) for part in np.split(answers.loss, ends[:-1])]
+        return scores_of(tables, losses[::2], own)
 
     def close(self) -> None:
         """Stop whoever is still training, and let go of the networks and the data."""

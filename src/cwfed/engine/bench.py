@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -80,6 +80,15 @@ OPTIMIZER = "optimizer."
 
 class Stopped(Exception):
     """The run was interrupted; whoever is training gives up at the next batch."""
+
+
+class Answers(NamedTuple):
+    """What a network says of some samples, one number each."""
+
+    predicted: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    loss: NDArray[np.float64]
+    """Cross-entropy."""
 
 
 class _Features:
@@ -386,19 +395,29 @@ class Bench:
         gradients = torch.autograd.grad(found.loss + found.penalty, leaves, allow_unused=True)
         return found.loss.detach(), found.penalty.detach(), gradients
 
-    @torch.inference_mode()
     def measure(self, indices: Indices) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """Of the loaded network, for each sample: is it right, and its cross-entropy."""
+        _, right, loss = self.answers(indices)
+        return right, loss
+
+    @torch.inference_mode()
+    def answers(self, indices: Indices, see: Callable[[int, Tensor, Tensor], None] | None = None) -> Answers:
+        """What the loaded network says of each sample; `see` is shown the logits and labels from a position on."""
         self.model.eval()
-        right, loss = [], []
+        predicted, right, loss = [], [], []
         for at in range(0, len(indices), EVALUATION_BATCH):
             inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
             logits = self.model(inputs)
-            right.append(logits.argmax(1) == labels)
+            predicted.append(logits.argmax(1))
+            right.append(predicted[-1] == labels)
             loss.append(F.cross_entropy(logits, labels, reduction="none"))
+            if see:
+                see(at, logits, labels)
         if not right:
-            return np.zeros(0, dtype=np.bool_), np.zeros(0)
-        return torch.cat(right).cpu().numpy(), torch.cat(loss).cpu().double().numpy()
+            return Answers(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_), np.zeros(0))
+        return Answers(
+            torch.cat(predicted).cpu().numpy(), torch.cat(right).cpu().numpy(), torch.cat(loss).cpu().double().numpy()
+        )
 
     @torch.inference_mode()
     def class_means(self, indices: Indices) -> Tensor:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,11 +29,12 @@ from cwfed import augment
 from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
 from cwfed.engine import draws
-from cwfed.engine.base import Candidate, Job, Loop, Score, Trained, Visit, Visited, overrides
+from cwfed.engine.base import Candidate, Job, Loop, Score, Trained, Visit, Visited, overrides, scores_of
 from cwfed.engine.bench import OPTIMIZER, Stopped, batches, purpose, require_whole
 from cwfed.engine.embeddings import Table, along, lookups
 from cwfed.engine.traced import Traced
 from cwfed.errors import ConfigError, RunError
+from cwfed.metrics import OwnSums, Places
 from cwfed.mixing import rows as rows_of
 from cwfed.optimizers import clipped
 from cwfed.rng import stream
@@ -48,7 +49,15 @@ MEASURED = 4096
 COMPILE_FOR = 20_000
 """Steps of a run that pay for compiling one: some ten seconds, or two where it was compiled before."""
 
-Questions: TypeAlias = tuple[Tensor, Tensor, Callable[[], Iterable[tuple[Tensor, Tensor]]]]
+
+class Questions(NamedTuple):
+    """The samples that clients are asked about, clients x samples; who has fewer repeats some, which are not counted."""
+
+    parts: list[tuple[int, int]]
+    """How many of each client's are of its test data, and of its validation data."""
+    is_test: Tensor
+    places: Places
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
 class Group(NamedTuple):
@@ -483,13 +492,12 @@ class Vmap(Loop):
         """Scores of one model a client."""
         self._bench.model.eval()
         group = self._group([Start(model) for model in models], [visit.statistics for visit in visits])
-        test, validation, questions = self._questions(tuple(visit.client for visit in visits))
-        if not test.numel():
-            return [Score(0, 0.0, 0) for _ in visits]
-        rights, losses = [], []
-        for inputs, labels in questions():
+        asked = self._questions(tuple(visit.client for visit in visits))
+        found: list[tuple[Tensor, ...]] = []
+        own, at = OwnSums(self.metrics, 2 * len(visits)), 0
+        for inputs, labels in asked.batches():
             rows = self._look_up(models, inputs)
-            right, loss = self._judge(
+            *answers, logits = self._judge(
                 inputs.shape,
                 group.params,
                 group.buffers,
@@ -498,25 +506,39 @@ class Vmap(Loop):
                 labels,
                 compile=self.compile,
             )
-            rights.append(right)
-            losses.append(loss)
-        right, loss = torch.cat(rights, 1).cpu(), torch.cat(losses, 1).cpu().double()
-        found = (right & test).sum(1), torch.where(test, loss, 0.0).sum(1), (right & validation).sum(1)
-        return [Score(*score) for score in zip(*(column.tolist() for column in found), strict=True)]
+            found.append(tuple(answers))
+            if self.metrics:
+                self._add_own(own, asked.parts, at, logits, labels)
+            at += labels.shape[1]
+        if not found:
+            nothing = np.zeros((2 * len(visits), 4, self.federation.data.classes))
+            return scores_of(nothing, [0.0] * len(visits), own)
+        predicted, right, loss = (torch.cat(column, 1).cpu() for column in zip(*found, strict=True))
+        loss = loss.double()
+        losses = torch.where(asked.is_test, loss, 0.0).sum(1)
+        return scores_of(asked.places.count(predicted.numpy(), right.numpy(), loss.numpy()), losses.tolist(), own)
+
+    def _add_own(
+        self, own: OwnSums, parts: Sequence[tuple[int, int]], at: int, logits: Tensor, labels: Tensor
+    ) -> None:
+        """What a batch, from this position on, adds to the sums of the user's own metrics."""
+        for i, (tests, validations) in enumerate(parts):
+            for part, first, end in ((2 * i, 0, tests), (2 * i + 1, tests, tests + validations)):
+                here = slice(max(first - at, 0), min(end - at, labels.shape[1]))
+                if here.start < here.stop:
+                    own.add(part, logits[i, here], labels[i, here])
 
     def _answer_and_compare(
         self, params: Params, buffers: Params, rows: Params, inputs: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """For each client's samples: is the answer right, and its cross-entropy."""
+    ) -> tuple[Tensor, ...]:
+        """For each client's samples: the answer, is it right, and its cross-entropy; and the logits."""
         logits, _ = self._answers(params, buffers, rows, inputs)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        return logits.argmax(2) == labels, loss.view(labels.shape)
+        predicted = logits.argmax(2)
+        return predicted, predicted == labels, loss.view(labels.shape), logits
 
     def _questions(self, clients: tuple[int, ...]) -> Questions:
-        """Which answers are of the test and of the validation data, and the batches: the same for every round.
-
-        Clients with fewer samples repeat them, which is not counted.
-        """
+        """The same for every round."""
         if clients in self._asked:
             return self._asked[clients]
         shards = [self.federation.shards[c] for c in clients]
@@ -533,6 +555,11 @@ class Vmap(Loop):
                 yield self._bench.samples.batch(indices[:, at : at + size])
 
         kept = list(gathered()) if indices.size * self.federation.data.inputs[0].size <= GATHERED else None
-        of_validation = (place >= tests) & (place < ends)
-        self._asked = {clients: (place < tests, of_validation, gathered if kept is None else lambda: kept)}
+        first = 2 * torch.arange(len(parts))[:, None]
+        part = torch.where(place < tests, first, torch.where(place < ends, first + 1, 2 * len(parts)))
+        labels, classes = self.federation.data.labels[indices], self.federation.data.classes
+        places = Places(labels, part.numpy(), 2 * len(parts), classes)
+        counts = [(len(s.test), len(s.validation)) for s in shards]
+        again = gathered if kept is None else lambda: kept
+        self._asked = {clients: Questions(counts, place < tests, places, again)}
         return self._asked[clients]

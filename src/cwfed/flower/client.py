@@ -39,6 +39,7 @@ from cwfed.flower.account import Account
 from cwfed.flower.members import SIZES, number_of
 from cwfed.flower.plan import Plan, describe_model, short_hash
 from cwfed.folder import RunFolder
+from cwfed.metrics import PER_CLASS, SAMPLES, Own, everything
 from cwfed.noise import FromSystem, Noise, Seeded, SystemDraws
 from cwfed.rounds import one_compute_thread
 from cwfed.types import Download, Params
@@ -64,7 +65,8 @@ class Site:
     state: Path | None = None
     """A folder of its own on this machine; None keeps nothing, for algorithms that need nothing."""
     tell_histogram: bool = False
-    """Whether the server is told the label histogram, for a better first model when this client joins late."""
+    """Whether the server is told the label histogram, for a better first model when this client joins late, and what was
+    counted of the client's models class by class. Never with `privacy.dp`."""
     dp_budget: float = 0.0
     """The largest epsilon that this node lets its samples cost, whatever the plan says; 0 leaves it to the plan."""
 
@@ -81,10 +83,12 @@ class Worker:
         blueprint: Blueprint,
         federation: Federation,
         state: Callable[[int], Path | None],
+        tell_sums: bool,
         noise: Noise | None = None,
         account: Account | None = None,
     ) -> None:
         self.blueprint, self.algorithm, self.federation = blueprint, blueprint.algorithm, federation
+        self._tell_sums = tell_sums
         self._noise = noise or Seeded(blueprint.config.run.seed)
         self._account = account
         self.forms = guard.form_of(blueprint.initial)
@@ -161,7 +165,7 @@ class Worker:
 
     def _measure(self, phase: str, candidate: Candidate, round_: int = 0) -> dict[str, Any]:
         (score,) = self._loop.measure([candidate], round_)
-        return score_to(phase, score)
+        return score_to(phase, score, self.blueprint.metrics, self._tell_sums)
 
     # --- what stays here
 
@@ -219,20 +223,26 @@ WorkerOf: TypeAlias = Callable[[int, str], Worker]
 """(client, federation) -> who does its work."""
 
 
-def score_to(phase: str, score: Score) -> dict[str, Any]:
-    """A score as metrics of a message."""
-    loss = score.test_loss if math.isfinite(score.test_loss) else -1.0  # beyond all bounds
-    return {
+def score_to(phase: str, score: Score, own: Sequence[Own], tell_sums: bool) -> dict[str, Any]:
+    """A score as metrics of a message: with all its sums, which say how many samples of each class were tested, or only
+    with the metrics. What is beyond all bounds is -1: no loss is.
+    """
+    loss = score.test_loss if math.isfinite(score.test_loss) else -1.0
+    told: dict[str, Any] = {
         f"{phase}-right": score.test_right,
         f"{phase}-loss": loss,
         f"{phase}-validation": score.validation_right,
     }
-
-
-def score_from(phase: str, metrics: dict[str, Any]) -> Score:
-    """The score of a message's metrics."""
-    loss = metrics[f"{phase}-loss"]
-    return Score(metrics[f"{phase}-right"], loss if loss >= 0 else math.inf, metrics[f"{phase}-validation"])
+    for part, tally in (("test", score.test), ("held-out", score.validation)):
+        if tell_sums and all(np.isfinite(tally.sums[name]).all() for name, _, _ in own):
+            for name, sums in tally.sums.items():
+                told[f"{phase}-{part}-sums-{name}"] = np.where(np.isfinite(sums), sums, -1.0).ravel().tolist()
+            continue
+        for name, key, metric in everything(own):
+            value = tally.value(name, key, metric) if tally.sums[PER_CLASS][SAMPLES].any() else None
+            if value is not None:
+                told[f"{phase}-{part}-{name}"] = value
+    return told
 
 
 def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) -> RecordDict:
@@ -432,7 +442,8 @@ def _node_worker(plan: Plan, site: Site, client: int, run: str = "") -> Worker:
     blueprint.check(federation, is_whole=False)
     folder = site.state / run if site.state and run else None
     account = account_of(site, config.privacy)
-    return Worker(blueprint, federation, lambda _: folder, node_noise(account, federation), account)
+    tell_sums = site.tell_histogram and account is None  # the exact counts are in no account
+    return Worker(blueprint, federation, lambda _: folder, tell_sums, node_noise(account, federation), account)
 
 
 def account_of(site: Site, privacy: PrivacySection) -> Account | None:

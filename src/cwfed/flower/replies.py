@@ -6,22 +6,26 @@ goes wrong while it is read is that node's: `pull` and `read` are the only place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, prod
 from typing import Any, TypeVar
 
 import httpx
+import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from cwfed.engine import Score
 from cwfed.flower import wire
-from cwfed.flower.client import score_from
 from cwfed.flower.members import SIZES, Hello
 from cwfed.guard import Guard
+from cwfed.metrics import BUILT_IN, LOSS, PER_CLASS, RIGHT, Own, Sums, Tally, everything
 from cwfed.types import Params, nbytes
 
+MOST = 1e30
+"""No sum of a client's is as large."""
 T = TypeVar("T")
 
 GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
@@ -95,7 +99,9 @@ def read_hello(node: int, content: RecordDict) -> Hello:
     return Hello.read(node, dict(wire.texts(content, "hello")), sizes)
 
 
-def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard) -> tuple[Upload, Score | None]:
+def read_upload(
+    hello: Hello, client: int, content: RecordDict, guard: Guard, own: Sequence[Own] = ()
+) -> tuple[Upload, Score | None]:
     """A participant's update, and how good it says its model is."""
     wire.check_size(content.array_records.values(), (guard.model, guard.beside))
     metrics = wire.metrics(content, ("samples",), ("penalty",), optional=("loss", "epsilon"))
@@ -109,18 +115,64 @@ def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard) ->
         raise wire.BadMessage(problem)
     if metrics["samples"] != hello.samples:
         raise wire.BadMessage(f"{metrics['samples']} training samples, it said {hello.samples} before")
-    return upload, read_score(hello, "trained", content) if "trained-right" in metrics else None
+    return upload, read_score(hello, "trained", content, own) if "trained-right" in metrics else None
 
 
-def read_scores(hello: Hello, content: RecordDict) -> dict[str, Score]:
+def read_scores(hello: Hello, content: RecordDict, own: Sequence[Own] = ()) -> dict[str, Score]:
     """By phase, how good a client says its models are; one of them is the model that it received."""
     kept = ["trained"] if "trained-right" in wire.metrics(content, ()) else []
-    return {phase: read_score(hello, phase, content) for phase in ("received", *kept)}
+    return {phase: read_score(hello, phase, content, own) for phase in ("received", *kept)}
 
 
-def read_score(hello: Hello, phase: str, content: RecordDict) -> Score:
+def read_score(hello: Hello, phase: str, content: RecordDict, own: Sequence[Own] = ()) -> Score:
     """What a client says of itself must at least be possible."""
-    score = score_from(phase, wire.metrics(content, (f"{phase}-right", f"{phase}-validation"), (f"{phase}-loss",)))
-    if score.test_right > hello.test or score.validation_right > hello.validation:
+    told = wire.metrics(content, (f"{phase}-right", f"{phase}-validation"), (f"{phase}-loss",))
+    right, held_out, loss = (told[f"{phase}-{name}"] for name in ("right", "validation", "loss"))
+    if right > hello.test or held_out > hello.validation:
         raise wire.BadMessage("more right answers than it has samples")
-    return score
+    return Score(
+        _read_tally(told, f"{phase}-test", own, hello.classes, hello.test, right, loss),
+        _read_tally(told, f"{phase}-held-out", own, hello.classes, hello.validation, held_out, None),
+    )
+
+
+def _read_tally(
+    told: dict[str, Any], what: str, own: Sequence[Own], classes: int, samples: int, right: int, loss: float | None
+) -> Tally:
+    """What was counted on a client's test or held-out data: all sums, or only the metrics; an older node says neither."""
+    shapes = {PER_CLASS: (4, classes)} | {name: shape for name, _, shape in own}
+    sums: dict[str, Sums] = {}
+    if f"{what}-sums-{PER_CLASS}" in told:
+        sums = {name: _read_sums(told, f"{what}-sums-{name}", shape) for name, shape in shapes.items()}
+        _check_table(sums[PER_CLASS], what, samples, right)
+    values: dict[str, float | None] = {}
+    for name, _, metric in everything(own) if not sums else ():
+        value = told.get(f"{what}-{name}")
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        if not is_number or (name in BUILT_IN and not 0 <= value <= (inf if metric.lower_is_better else 1)):
+            raise wire.BadMessage(f"the metric {what}-{name} is {value!r}, which is not possible")
+        values[name] = float(value)
+    if loss is None:
+        loss = float(sums[PER_CLASS][LOSS].sum()) if sums else samples * (values.get("loss") or 0.0)
+    elif loss < 0:  # beyond all bounds
+        loss = inf
+    return Tally(right, loss, sums, values)
+
+
+def _read_sums(told: dict[str, Any], name: str, shape: tuple[int, ...]) -> Sums:
+    found = told.get(name)
+    if not isinstance(found, list) or len(found) != prod(shape):
+        raise wire.BadMessage(f"the metric {name} must have {prod(shape)} numbers")
+    if not all(isinstance(number, int | float) and abs(number) <= MOST for number in found):  # NaN is not <= either
+        raise wire.BadMessage(f"the metric {name} has numbers that are not possible")
+    return np.array(found, dtype=float).reshape(shape)
+
+
+def _check_table(table: Sums, what: str, samples: int, right: int) -> None:
+    whole = table[:LOSS]
+    table[LOSS][table[LOSS] < 0] = inf  # beyond all bounds
+    possible = (whole >= 0).all() and (whole == np.floor(whole)).all() and (table[RIGHT] <= table[:LOSS].min(0)).all()
+    if not possible or [samples, right, samples] != whole.sum(1).tolist():
+        raise wire.BadMessage(f"the counts of each class in {what} do not fit its {samples} samples")

@@ -61,6 +61,8 @@ class FederatedRun:
             evaluated=[],
             test_samples=[],
             engine="flower",
+            pick=self.config.run.pick,
+            lower_is_better=blueprint.lower_is_better,
         )
 
     def manifest(self) -> dict[str, Any]:
@@ -154,7 +156,10 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
     with folder.locked(), tracked as track:
         if folder.exists:
             folder.check_same(strategy.config)
-            done = folder.read_json("summary.json", "rounds")["rounds"] if folder.finished else 0
+            stored = folder.read_json("summary.json", "rounds") if folder.finished else {"rounds": 0}
+            done = stored["rounds"]
+            if "stopped" in stored:
+                raise RunError(f"{folder.path} holds a finished run, {stored['stopped']}: set federation.out")
             if done >= strategy.config.train.rounds:
                 raise RunError(
                     f"{folder.path} holds a finished run of {done} rounds: set train.rounds or federation.out"

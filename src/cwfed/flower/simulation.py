@@ -33,7 +33,7 @@ from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.portrait import portray
-from cwfed.rounds import FinalModels, Progress, correlation, mean
+from cwfed.rounds import FinalModels, Progress, correlation, is_over, mean
 from cwfed.session import Runner, Summary
 from cwfed.simulation import Simulation
 from cwfed.types import Params
@@ -61,7 +61,7 @@ class SimulatedRun(FederatedRun):
     def _completed(self, after: Progress, event: Round) -> Round:
         """The event with what only somebody knows who has all the data."""
         turn, simulation = self.strategy.turn, self.simulation
-        is_last = event.round == self.config.train.rounds
+        is_last = is_over(self.config, after)
         phases = {
             phase: replace(found, clients=None, samples=None)
             for phase in ("received", "trained")
@@ -177,7 +177,7 @@ def _section(simulation: Simulation) -> FederationSection:
 def _worker(config: str, data_dir: str | None, state: str) -> Worker:
     """Made once in each of Ray's actors, for all clients."""
     experiment = Experiment(from_table(json.loads(config)), data_dir)
-    return Worker(experiment, experiment.federation, partial(client_folder, Path(state)))
+    return Worker(experiment, experiment.federation, partial(client_folder, Path(state)), tell_sums=True)
 
 
 def _simulated(config: str, data_dir: str | None, state: str, context: Context) -> tuple[Site, WorkerOf]:

@@ -29,7 +29,19 @@ from cwfed.flower import wire
 from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan, short_hash
 from cwfed.flower.replies import Upload
-from cwfed.rounds import FUTILE, Clock, Progress, close, give_up_in_vain, invite, is_lost, mean, phase_result
+from cwfed.rounds import (
+    FUTILE,
+    Clock,
+    Progress,
+    close,
+    give_up_in_vain,
+    invite,
+    is_lost,
+    is_over,
+    mean,
+    phase_result,
+    wait,
+)
 from cwfed.types import Download, Uploads
 
 log = logging.getLogger("cwfed.flower")
@@ -174,7 +186,7 @@ class PersonalisedStrategy(Strategy):
         self.resume(progress)
         give_up_in_vain(progress, self.config.train.rounds)
         unanswered = 0
-        while self.progress.round < self.config.train.rounds:
+        while not is_over(self.config, self.progress):
             before, number = self.progress, self.progress.round + 1
             for sentence in self.gather(grid):
                 yield before, Note(sentence)
@@ -190,7 +202,10 @@ class PersonalisedStrategy(Strategy):
                 yield before, note
             for sentence in (*self.turn.notes, *self._who_decides()):
                 yield before, Note(sentence)
-            yield self.progress, self.event()
+            event = self.event()
+            result, lower = getattr(event, self.algorithm.phase), self.blueprint.lower_is_better
+            self.progress, stopped = wait(self.progress, self.config, result, lower)
+            yield self.progress, replace(event, stopped=stopped)
             give_up_in_vain(self.progress, self.config.train.rounds)
 
     def _measure(self, grid: Grid, number: int) -> Iterator[Note]:
@@ -431,7 +446,17 @@ class PersonalisedStrategy(Strategy):
         in_vain = tuple[str, ...]()
         if turn.refused and len(turn.refused) == len(turn.invited) - len(turn.lost):
             in_vain = (*self.progress.in_vain, next(iter(turn.refused.values())))
-        self.progress = Progress(server_round, closed.server, {}, kept | turn.trained, self._peers(), in_vain)
+        before = self.progress
+        self.progress = Progress(
+            server_round,
+            closed.server,
+            {},
+            kept | turn.trained,
+            self._peers(),
+            in_vain,
+            before.waited,
+            before.best,
+        )
         turn.clock.lap("aggregate")
         return None, MetricRecord({"loss": mean(turn.told("loss")) or 0.0, "participants": len(turn.uploads)})
 
@@ -443,6 +468,7 @@ class PersonalisedStrategy(Strategy):
             return []
         turn, messages = self.turn, []
         is_last = server_round == self.config.train.rounds
+        may_stop = 0 < self.config.run.patience <= self.progress.waited + 1  # where this is not the best round
         for client in self.members.here(grid.get_node_ids()):
             if self._measured is not None and client not in self._measured:
                 continue
@@ -452,7 +478,7 @@ class PersonalisedStrategy(Strategy):
             keep = self.plan.federation.keep
             told = {
                 "kept": self.blueprint.has_own_models and unknown,
-                "keep": keep == "every" or (keep == "last" and is_last),
+                "keep": keep == "every" or (keep == "last" and (is_last or may_stop)),
             }
             messages.append(self._send(client, server_round, download, MessageType.EVALUATE, told))
         return messages
@@ -509,11 +535,11 @@ class PersonalisedStrategy(Strategy):
 
     def _read_upload(self, client: int, content: RecordDict) -> tuple[Hello, tuple[Upload, Score | None]]:
         hello = self._hello(client, content)
-        return hello, replies_of.read_upload(hello, client, content, self.guard)
+        return hello, replies_of.read_upload(hello, client, content, self.guard, self.blueprint.metrics)
 
     def _read_scores(self, client: int, content: RecordDict) -> tuple[Hello, dict[str, Score]]:
         hello = self._hello(client, content)
-        return hello, replies_of.read_scores(hello, content)
+        return hello, replies_of.read_scores(hello, content, self.blueprint.metrics)
 
     def _hello(self, client: int, content: RecordDict) -> Hello:
         """What a client said of itself; an answer has it anew where its data have changed."""
@@ -606,8 +632,8 @@ class PersonalisedStrategy(Strategy):
         if not any(h.test for h in hellos):
             return None
         tests, validations = [h.test for h in hellos], [h.validation for h in hellos]
-        found = phase_result([scores[c] for c in clients], tests, validations)
-        return PhaseResult(found.accuracy, found.validation, found.loss, found.right, clients, tests)
+        found = phase_result([scores[c] for c in clients], tests, validations, self.blueprint.metrics)
+        return replace(found, clients=clients, samples=tests)
 
 
 def accepted_in(progress: Progress) -> dict[int, int]:

@@ -189,6 +189,11 @@ def draw_curves(axes: Axes, methods: Sequence[Method], y: Vertical, x: Horizonta
         axes.xaxis.set_major_formatter(EngFormatter("B"))
 
 
+def _curves_of(group: Group, y: Vertical) -> Figure | None:
+    """Curves of what runs of earlier versions do not have."""
+    return curves(group, y) if any(method.series(y).y for method in group.methods) else None
+
+
 def curves(group: Group, y: Vertical = "accuracy", x: Horizontal = "round") -> Figure:
     """All methods of an experiment."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
@@ -257,6 +262,20 @@ def clients(group: Group) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
+    return figure
+
+
+def classes(group: Group) -> Figure | None:
+    """The recall of each class under each method, over all clients."""
+    found = [(m.label, r.summary["per_class"]["recall"]) for m, r in zip(group.methods, group.records, strict=True)
+             if "per_class" in r.summary]  # fmt: skip
+    if not found:
+        return None
+    values = np.array([[np.nan if v is None else 100 * v for v in recalls] for _, recalls in found])
+    figure = Figure(figsize=(6.4, 1.1 + 0.25 * len(found)), layout="constrained")
+    axes = figure.subplots()
+    figure.colorbar(draw_heat_map(axes, Panel("recall of each class, %; best round", values, rows="")), ax=axes)
+    axes.set_yticks(range(len(found)), [legend_text(label) for label, _ in found])
     return figure
 
 
@@ -348,6 +367,9 @@ def everything(group: Group) -> dict[str, Figure]:
         "accuracy-rounds": curves(group),
         "accuracy-bytes": curves(group, x="bytes"),
         "accuracy-seconds": curves(group, x="seconds"),
+        "balanced-accuracy": _curves_of(group, "balanced_accuracy"),
+        "macro-f1": _curves_of(group, "macro_f1"),
+        "classes": classes(group),
         "training-loss": curves(group, "training loss"),
         "test-loss-received": curves(group, "received loss"),
         "test-loss-trained": curves(group, "trained loss"),

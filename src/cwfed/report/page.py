@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 from plotly.offline import get_plotlyjs
 
+from cwfed.metrics import words
 from cwfed.report import tables
 from cwfed.report.runs import APART, MEANINGS, UNITS, Group, Horizontal, LeftOut, Method, RunRecord, Vertical
 from cwfed.report.style import COLOURS, DASHES, DIVERGING, SEQUENTIAL, SYMBOLS
@@ -38,7 +39,7 @@ def write(path: Path, title: str, groups: Sequence[Group], left_out: Sequence[Le
             "sequential": SEQUENTIAL,
             "diverging": DIVERGING,
         },
-        "axes": {"x": UNITS, "y": MEANINGS},
+        "axes": {"x": UNITS, "y": MEANINGS | {name: words(name) for group in groups for name in group.own_metrics()}},
     }
     body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), _contents(groups)]
     alone = len(groups) == 1 and groups[0].title == title
@@ -69,7 +70,8 @@ def _data(group: Group) -> dict[str, Any]:
     everybody = range(len(group.methods))
     return {
         "methods": [
-            _method(m, r, i in shared) for i, (m, r) in enumerate(zip(group.methods, group.records, strict=True))
+            _method(m, r, i in shared, group.own_metrics())
+            for i, (m, r) in enumerate(zip(group.methods, group.records, strict=True))
         ],
         "classes": [str(name) for name in first.manifest["data"]["classes"]],
         "histogram": first.histogram.tolist(),
@@ -83,21 +85,22 @@ def _gains_of(group: Group, base: int, other: int) -> dict[str, float]:
     return {str(client): _short(points) for client, points in group.gains(base, other).items()}
 
 
-def _method(method: Method, record: RunRecord, is_aligned: bool) -> dict[str, Any]:
+def _method(method: Method, record: RunRecord, is_aligned: bool, own: Sequence[str]) -> dict[str, Any]:
     """What the plots know of a method; of its clients only where they are those of the other methods."""
     accuracies = record.client_accuracies() if is_aligned else {}
     portrait = record.portrait
     return {
         "label": method.label,
-        "series": {y: _series(method, y) for y in get_args(Vertical)},
+        "series": {y: _series(method, y) for y in (*get_args(Vertical), *own)},
         "clients": {"id": list(accuracies), "accuracy": [_short(100 * a) for a in accuracies.values()]},
+        "recall": record.summary.get("per_class", {}).get("recall"),
         "portrait": portrait and dataclasses.asdict(portrait) | {"participants": record.rounds[-1].participants},
         "traffic": record.summary["traffic"],
         "seconds": {k: v for k, v in record.summary["seconds"].items() if k != "total"},
     }
 
 
-def _series(method: Method, y: Vertical) -> dict[str, Any]:
+def _series(method: Method, y: Vertical | str) -> dict[str, Any]:
     along = {x: method.series(y, x) for x in get_args(Horizontal)}
     found = along["round"]
     return {
@@ -149,11 +152,14 @@ def _section(number: int, group: Group, heading: str) -> str:
         f"<div class=scroll>{_table(group)}</div><p class=quiet>{escape(tables.EXPLANATION + averaged)}</p>",
         _notes(group),
         "<h3>Over the rounds</h3><div class=controls>",
-        _select("y", "show", MEANINGS),
+        _select("y", "show", MEANINGS | {name: words(name) for name in group.own_metrics()}),
         _select("x", "over", UNITS),
         '</div><div class="plot wide" data-plot=curves></div>',
         f"<h3>Each client</h3><p class=quiet>Best round, the phase that is reported.{one_seed}</p>",
         '<div class="plot wide" data-plot=clients></div>',
+        f"<h3>Each class</h3><p class=quiet>Recall over all clients, best round, the phase that is reported. {one_run}</p>",
+        '<div class="plot wide" data-plot=classes></div>',
+        _classes(group),
         f"<h3>Who gains, who loses</h3><p class=quiet>{one_seed}</p><div class=controls>",
         _select("baseline", "points of accuracy against", places),
         f"</div>{_gains(group)}",
@@ -194,16 +200,18 @@ def _select(name: str, label: str, choices: dict[Any, str], chosen: str = "") ->
 
 def _table(group: Group) -> str:
     """The comparison; a click on a heading sorts by the numbers behind the texts."""
-    head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.HEADER)
+    rows = [method.row for method in group.methods]
+    metrics = tables.metrics_of(rows)
+    head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.header(rows))
     best = max(method.row["reported"]["mean"] for method in group.methods)
     is_contest = len(group.methods) > 1
     lines = []
     for method in sorted(group.methods, key=lambda m: -m.row["reported"]["mean"]):
-        label, *texts = tables.cells(method.row)
+        label, *texts = tables.cells(method.row, metrics)
         cells = [f"<td>{escape(label)}</td>"]
         cells += [
             f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
-            for text, value in zip(texts, tables.numbers(method.row), strict=True)
+            for text, value in zip(texts, tables.numbers(method.row, metrics), strict=True)
         ]
         mark = " class=best" if is_contest and method.row["reported"]["mean"] == best else ""
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
@@ -216,6 +224,29 @@ def _notes(group: Group) -> str:
         return ""
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f"<div class=warning>Notes of the runs:<ul>{items}</ul></div>"
+
+
+def _classes(group: Group) -> str:
+    """Each class under each method in numbers: recall, precision, F1 and mean loss."""
+    kinds = ("recall", "precision", "f1", "loss")
+    names = [str(name) for name in group.records[min(group.aligned())].manifest["data"]["classes"]]
+    lines = []
+    for method, record in zip(group.methods, group.records, strict=True):
+        found: dict[str, list[Any]] = record.summary.get("per_class", {})
+        for k, name in enumerate(names if found else []):
+            values = [found["samples"][k], *(found[kind][k] for kind in kinds)]
+            texts = [str(values[0]), *map(tables.shown, ("accuracy", "accuracy", "macro_f1", "loss"), values[1:])]
+            cells = "".join(
+                f'<td data-value="{"" if value is None else value}">{text}</td>'
+                for value, text in zip(values, texts, strict=True)
+            )
+            lines.append(f"<tr><td>{escape(name)}</td><td>{escape(method.label)}</td>{cells}</tr>")
+    if not lines:
+        return ""
+    columns = ("class", "method", "test samples", "recall", "precision", "F1", "loss")
+    head = "".join(f"<th scope=col><button>{name}</button></th>" for name in columns)
+    table = f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f"<details><summary>in numbers</summary><div class=scroll>{table}</div></details>"
 
 
 def _gains(group: Group) -> str:

@@ -18,20 +18,32 @@ from cwfed import __version__
 from cwfed.config import Config
 from cwfed.data import classes_held_by_nobody
 from cwfed.errors import CwfedError, RunError
-from cwfed.events import Portrait, Round, Started
+from cwfed.events import PhaseResult, Portrait, Round, Started
 from cwfed.files import sha256
 from cwfed.folder import FREE_TO_CHANGE, RunFolder, experiment, flat
+from cwfed.metrics import BUILT_IN, is_share
 from cwfed.summary import aggregate
 from cwfed.types import Phase
 
 Horizontal = Literal["round", "bytes", "seconds"]
 Vertical = Literal[
-    "accuracy", "received", "trained", "received loss", "trained loss", "training loss", "correlation", "distance"
+    "accuracy",
+    "received",
+    "trained",
+    "balanced_accuracy",
+    "macro_f1",
+    "received loss",
+    "trained loss",
+    "training loss",
+    "correlation",
+    "distance",
 ]
 MEANINGS: dict[Vertical, str] = {
     "accuracy": "test accuracy, %",
     "received": "test accuracy on receipt, %",
     "trained": "test accuracy after local training, %",
+    "balanced_accuracy": "balanced accuracy, %",
+    "macro_f1": "macro F1, %",
     "received loss": "test loss on receipt",
     "trained loss": "test loss after local training",
     "training loss": "training loss",
@@ -95,23 +107,26 @@ class RunRecord:
             found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
         return list(dict.fromkeys(found))
 
-    def points(self, y: Vertical) -> list[tuple[int, float]]:
+    def points(self, y: Vertical | str) -> list[tuple[int, float]]:
         """Positions in `rounds` and values; rounds without one are left out."""
         found = ((i, self._value(round_, y)) for i, round_ in enumerate(self.rounds))
         return [(i, value) for i, value in found if value is not None]
 
-    def _value(self, round_: Round, y: Vertical) -> float | None:
+    def _value(self, round_: Round, y: Vertical | str) -> float | None:
         if y == "training loss":
             return round_.loss
         if y in ("correlation", "distance"):
-            value: float | None = getattr(round_, y)
-            return value
-        phase: Phase = self.started.phase if y == "accuracy" else "trained" if y.startswith("trained") else "received"
-        result = getattr(round_, phase)
+            read: float | None = getattr(round_, y)
+            return read
+        phase: Phase = (
+            "trained" if y.startswith("trained") else "received" if y.startswith("received") else self.started.phase
+        )
+        result: PhaseResult | None = getattr(round_, phase)
         if result is None:
             return None
-        loss: float | None = result.loss
-        return loss if y.endswith("loss") else 100 * result.accuracy
+        name = "loss" if y.endswith("loss") else "accuracy" if y == phase else y
+        value = result.value(name)
+        return 100 * value if value is not None and is_share(name) else value
 
     def along(self, x: Horizontal) -> list[float]:
         """Where each round ends: its number, or the bytes or seconds up to there."""
@@ -179,9 +194,11 @@ def _check_together(
     other = manifest.get("experiment", "") not in ("", experiment(config))
     if len(set(facts)) > 1 or shape != (started.clients, started.classes) or other:
         raise RunError(f"{folder.path} is mixed up: its config, manifest and events are of different runs")
+    last = rounds[-1].round if rounds[-1].stopped else config.train.rounds
     # the number first: what a foreign config says is no length of a list
-    if len(rounds) != config.train.rounds or any(r.round != number for number, r in enumerate(rounds, start=1)):
-        raise RunError(f"{folder.path} is damaged: its events do not have the rounds 1 to {config.train.rounds}")
+    is_whole = len(rounds) == last and all(r.round == number for number, r in enumerate(rounds, start=1))
+    if not is_whole or last > config.train.rounds:
+        raise RunError(f"{folder.path} is damaged: its events do not have the rounds 1 to {last}")
 
 
 @dataclass(frozen=True)
@@ -262,7 +279,7 @@ class Method:
         """The run of the smallest seed."""
         return self.records[0]
 
-    def series(self, y: Vertical, x: Horizontal = "round") -> Series:
+    def series(self, y: Vertical | str, x: Horizontal = "round") -> Series:
         """A curve, averaged over the seeds."""
         curves = [dict(record.points(y)) for record in self.records]
         shared = sorted(set(curves[0]).intersection(*curves[1:]))
@@ -293,6 +310,11 @@ class Group:
             for record in method.records:
                 by_split.setdefault(record.split, {}).setdefault(i, record)
         return max(by_split.values(), key=len)
+
+    def own_metrics(self) -> list[str]:
+        """The users' own that any of the methods was measured by."""
+        names = dict.fromkeys(name for method in self.methods for name in method.row["metrics"])
+        return [name for name in names if name not in BUILT_IN]
 
     def differing(self) -> dict[str, list[Any]]:
         """Settings in which the methods differ, one value a method."""

@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from cwfed.fitting import FittedTable
+from cwfed.metrics import is_share, words
 from cwfed.summary import PICKINGS
 from cwfed.types import PHASES
 
 HEADER = ("algorithm", "received", "trained", "validated", "last", "worst 10 %", "p~", "traffic", "time", "memory")
+AFTER = 5
+"""So many columns stand before those of the other metrics."""
+UNKNOWN = {"mean": None, "std": None}
 EXPLANATION = (
     "received, trained: best test accuracy (%) of the model as handed out by the server, and after local training; "
     "* marks the phase that is reported for this method. validated, last: that phase in the round picked on held-out "
-    "training data, and in the last round. worst 10 %: the clients that fare worst, best round. "
+    "training data, and in the last round. balanced accuracy, macro F1 and your own metrics: that phase, best round. worst 10 %: the clients that fare worst, best round. "
     "p~: correlation of the class distributions read from the weights with the true ones. "
     "memory: peak of the process that made the run, from its start to its end (macOS: since the process began)."
 )
@@ -61,8 +65,37 @@ def label(row: dict[str, Any]) -> str:
     return f"{row['label']} (reused)" if reused == seeds else f"{row['label']} ({reused} of {seeds} reused)"
 
 
-def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """One row of a comparison as text."""
+def shown(name: str, value: float | None) -> str:
+    """A metric as people read it.
+
+    >>> shown("macro_f1", 0.5), shown("loss", 0.25)
+    ('50.00%', '0.25')
+    """
+    return "–" if value is None else f"{value:.2%}" if is_share(name) else f"{value:.4g}"
+
+
+def spread_of(name: str, spread: dict[str, Any]) -> str:
+    """Mean ± std of a metric."""
+    if is_share(name):
+        return percent(spread)
+    if spread["mean"] is None:
+        return "–"
+    return f"{spread['mean']:.4g}" + (f" ± {spread['std']:.2g}" if spread["std"] is not None else "")
+
+
+def metrics_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The metrics beside the accuracy that any of these rows has; rows of earlier versions have none."""
+    found = dict.fromkeys(name for row in rows for name in row.get("metrics", {}))
+    return [name for name in found if name != "loss"]
+
+
+def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """The columns of a comparison of these rows."""
+    return (*HEADER[:AFTER], *map(words, metrics_of(rows)), *HEADER[AFTER:])
+
+
+def cells(row: dict[str, Any], metrics: Sequence[str] = ()) -> tuple[str, ...]:
+    """One row of a comparison as text, with these metrics."""
     phase = row["reported"]["phase"]
     correlation = row["correlation"]["mean"]
     return (
@@ -70,6 +103,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         *(percent(row["accuracy"][p]["best"]) + ("*" if p == phase else "") for p in PHASES),
         percent(row["accuracy"][phase]["validated"]),
         percent(row["accuracy"][phase]["last"]),
+        *(spread_of(name, row.get("metrics", {}).get(name, UNKNOWN)) for name in metrics),
         percent(row["worst_decile"]),
         "–" if correlation is None else f"{correlation:.2f}",
         size(row["traffic"]["mean"]),
@@ -78,10 +112,11 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def numbers(row: dict[str, Any]) -> tuple[float | None, ...]:
+def numbers(row: dict[str, Any], metrics: Sequence[str] = ()) -> tuple[float | None, ...]:
     """The same without the label, as numbers to sort by."""
     phase, accuracy = row["reported"]["phase"], row["accuracy"]
     spreads = [accuracy[p]["best"] for p in PHASES] + [accuracy[phase]["validated"], accuracy[phase]["last"]]
+    spreads += [row.get("metrics", {}).get(name, UNKNOWN) for name in metrics]
     spreads += [row[name] for name in ("worst_decile", "correlation", "traffic", "seconds", "memory")]
     return tuple(spread["mean"] for spread in spreads)
 
@@ -90,7 +125,9 @@ def footnotes(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What a reader should know of the runs behind a table, with the methods it is about where those are not all."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        for note in row.get("notes", []):
+        picked = row.get("pick", "accuracy")
+        by = [f"rounds are picked by {words(picked)}, not by accuracy"] if picked != "accuracy" else []
+        for note in [*by, *row.get("notes", [])]:
             found.setdefault(note, []).append(row["label"])
     return [note if len(of) == len(rows) else f"{', '.join(of)}: {note}" for note, of in found.items()]
 
@@ -98,16 +135,17 @@ def footnotes(rows: Sequence[dict[str, Any]]) -> list[str]:
 def terminal(rows: Sequence[dict[str, Any]], title: str) -> FittedTable:
     """A comparison for people at a terminal."""
     caption = "\n".join([EXPLANATION, *(f"note: {note}" for note in footnotes(rows))])
-    table = FittedTable(HEADER, title=title, caption=caption)
+    table = FittedTable(header(rows), title=title, caption=caption)
     for row in rows:
-        table.add_row(*(text.replace(" ± ", "±") for text in cells(row)))  # narrow
+        table.add_row(*(text.replace(" ± ", "±") for text in cells(row, metrics_of(rows))))  # narrow
     return table
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A comparison for a document."""
     notes = "".join(f"- {note}\n" for note in footnotes(rows))
-    return markdown_table(HEADER, [cells(row) for row in rows]) + (f"\n{notes}" if notes else "")
+    lines = [cells(row, metrics_of(rows)) for row in rows]
+    return markdown_table(header(rows), lines) + (f"\n{notes}" if notes else "")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -134,8 +172,9 @@ def latex_escape(text: str) -> str:
 
 def latex(rows: Sequence[dict[str, Any]]) -> str:
     """A comparison for a paper; needs the package booktabs."""
-    lines = [" & ".join(map(latex_escape, line)) + r" \\" for line in (HEADER, *map(cells, rows))]
-    columns = "l" + "r" * (len(HEADER) - 1)
+    texts = [header(rows), *(cells(row, metrics_of(rows)) for row in rows)]
+    lines = [" & ".join(map(latex_escape, line)) + r" \\" for line in texts]
+    columns = "l" + "r" * (len(texts[0]) - 1)
     begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
     notes = [f"% {' '.join(note.split())}" for note in footnotes(rows)]
     return "\n".join([*notes, begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", end]) + "\n"
@@ -148,9 +187,12 @@ def csv(rows: Sequence[dict[str, Any]]) -> str:
     picks = [(phase, name) for phase in PHASES for name in PICKINGS]
     names = [f"{phase}_{name}{end}" for phase, name in picks for end in ("", "_std")]
     plain = ("worst_decile", "correlation", "traffic", "seconds", "memory")
+    others = list(dict.fromkeys(name for row in rows for name in row.get("metrics", {})))
+    names += [f"{name}{end}" for name in others for end in ("", "_std")]
     writer.writerow(["label", "algorithm", "reported_phase", *names, *plain])
     for row in rows:
         spreads = [row["accuracy"][phase][name] for phase, name in picks]
+        spreads += [row.get("metrics", {}).get(name, UNKNOWN) for name in others]
         values = [spread[key] for spread in spreads for key in ("mean", "std")]
         fixed = [row["label"], row["algorithm"], row["reported"]["phase"]]
         writer.writerow([*fixed, *values, *(row[name]["mean"] for name in plain)])

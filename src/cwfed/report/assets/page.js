@@ -45,6 +45,13 @@
     }));
   }
 
+  function recalls(group) {
+    return group.methods.flatMap((method, i) => method.recall === null ? [] : [{
+      name: short(method.label), x: classNames(group), y: method.recall.map((v) => v === null ? null : 100 * v), mode: "markers",
+      marker: { color: line(i).color, symbol: symbol(i), size: 8 }, hovertemplate: `class %{x}: %{y:.2f} %<extra>${text(method.label)}</extra>`,
+    }]);
+  }
+
   // Long labels may begin alike: places on an axis are numbers, the words stand beside them.
   const named = (labels) => ({ tickvals: labels.map((_, i) => i), ticktext: labels.map(short) });
 
@@ -123,6 +130,9 @@
     const y = chosen("y"), x = chosen("x");
     show(find("curves"), curves(group, y, x), layout(axes.x[x], axes.y[y], { xaxis: { exponentformat: "SI" } }));
     show(find("clients"), clients(group), layout("", axes.y.accuracy));
+    const known = recalls(group);
+    if (known.length) show(find("classes"), known, layout("class", "recall, %", { xaxis: { type: "category" } }));
+    else say(find("classes"), "Not known: an earlier version made these runs, or they are of a real federation whose nodes do not tell their label histograms.");
     const base = chosen("baseline");
     if (Object.keys(group.gains[base]).length) {
       const [traces, yaxis] = gains(group, base);
