@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from cwfed import algorithms, files, metrics, optimizers
 from cwfed.adversary import Attack
 from cwfed.augment import Augment
-from cwfed.data.partition import PartitionSpec
+from cwfed.data.partition import PARTITIONS, PartitionSpec
 from cwfed.data.sources import NAMES, SPLIT, SourceSpec
 from cwfed.dp import SamplePrivacy
 from cwfed.errors import ConfigError, did_you_mean
@@ -54,7 +54,8 @@ class DataSection(Section):
     label_column: str = "label"
     image_size: int = Field(0, ge=0, le=10_000)
     """Resize images to this many pixels a side; 0 leaves them as they are."""
-    partition: Literal["pathological", "dirichlet", "iid"] = "pathological"
+    partition: str = "pathological"
+    """pathological, dirichlet, iid; or "module:function", called as function(labels, clients, classes, rng)."""
     classes_per_client: int = Field(2, ge=1, le=MOST)
     alpha: float = Field(0.1, gt=0)
     balanced: bool = False
@@ -77,6 +78,13 @@ class DataSection(Section):
     def _known(cls, name: str) -> str:
         if ":" not in name and name not in NAMES:
             raise ValueError(f"unknown data set {name!r}: {did_you_mean(name, NAMES)}")
+        return name
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, name: str) -> str:
+        if ":" not in name and name not in PARTITIONS:
+            raise ValueError(f"unknown partition {name!r}: {did_you_mean(name, PARTITIONS)}")
         return name
 
     def source(self) -> SourceSpec:
@@ -326,8 +334,8 @@ class Config(Section):
         return self.run.seed if self.data.split_seed < 0 else self.data.split_seed
 
     def code(self) -> list[str]:
-        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data and metrics."""
-        own = [name for name in (self.model.name, self.data.name) if ":" in name]
+        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data, partition and metrics."""
+        own = [name for name in (self.model.name, self.data.name, self.data.partition) if ":" in name]
         return algorithms.foreign(self.algorithm) + own + self.run.metrics
 
     def build_algorithm(self) -> algorithms.FedAvg:

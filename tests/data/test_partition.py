@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cwfed.data.partition import PartitionSpec, partition, split
 from cwfed.errors import ConfigError, DataError
+from tests.conftest import small
 
 LABELS = np.repeat(np.arange(10), 300)
 
@@ -204,3 +205,42 @@ def test_impossible_partitions():
         partition(LABELS, PartitionSpec("pathological", 20, classes_per_client=11), 0, 10)
     with pytest.raises(ConfigError, match="only 3000 samples"):
         partition(LABELS, PartitionSpec("iid", 3001), 0, 10)
+
+
+# --- one's own
+
+
+def every_third(labels, clients, classes, rng):
+    """Client c holds a third of the samples c, c + clients, ..."""
+    return [np.arange(client, len(labels), 3 * clients) for client in range(clients)]
+
+
+def bad(labels, clients, classes, rng):
+    return {"too few": [[0]], "twice": [[0, 1], [1]], "beyond": [[0], [len(labels)]], "empty": [[0], []]}[bad.how]
+
+
+def test_a_partition_of_ones_own():
+    labels = np.arange(60) % 4
+    shares = partition(labels, PartitionSpec(f"{__name__}:every_third", 2), 0, 4)
+    assert [share.tolist() for share in shares] == [list(range(0, 60, 6)), list(range(1, 60, 6))]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("too few", "gives 1 clients, and data.clients = 2"),
+        ("twice", "each once at most"),
+        ("beyond", "from 0 to 59"),
+        ("empty", "client 1 has none"),
+        ("nothing", "KeyError"),
+    ],
+)
+def test_what_cannot_be_a_partition_is_one_sentence(how, sentence, monkeypatch):
+    monkeypatch.setattr(bad, "how", how, raising=False)
+    with pytest.raises(ConfigError, match=sentence):
+        partition(np.arange(60) % 4, PartitionSpec(f"{__name__}:bad", 2), 0, 4)
+
+
+def test_an_unknown_partition_names_the_nearest():
+    with pytest.raises(ConfigError, match="unknown partition 'dirichle': did you mean dirichlet"):
+        small("data.partition=dirichle")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cwfed.errors import ConfigError, DataError
+from cwfed.plugins import load_object, why
 from cwfed.rng import stream
 
 Labels = NDArray[np.int64]
@@ -23,7 +24,8 @@ MAX_DRAWS = 20_000
 class PartitionSpec:
     """How the samples are dealt out to clients."""
 
-    kind: Literal["pathological", "dirichlet", "iid"]
+    kind: str
+    """One of `PARTITIONS`, or "module:function" for the user's own: function(labels, clients, classes, rng)."""
     clients: int
     classes_per_client: int = 2
     alpha: float = 0.1
@@ -44,13 +46,34 @@ def partition(labels: Labels, spec: PartitionSpec, seed: int, classes: int) -> l
     if spec.clients > len(labels):
         raise ConfigError(f"data.clients = {spec.clients}, but there are only {len(labels)} samples to share")
     rng = stream(seed, "partition")
-    if spec.kind == "iid":
-        shares = np.array_split(rng.permutation(len(labels)), spec.clients)
-    elif spec.kind == "pathological":
-        shares = _pathological(labels, spec, rng, classes)
-    else:
-        shares = _dirichlet(labels, spec, rng, classes)
-    return [np.sort(share) for share in shares]
+    deal = _own if ":" in spec.kind else PARTITIONS[spec.kind]
+    return [np.sort(share) for share in deal(labels, spec, rng, classes)]
+
+
+def _own(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
+    """The user's own: which samples each client holds, checked."""
+    function = load_object(spec.kind, "partition")
+    try:
+        shares: list[Any] = [np.asarray(share) for share in function(labels, spec.clients, classes, rng)]
+    except Exception as error:  # it is the user's code: whatever stops it is the answer
+        raise ConfigError(f"partition {spec.kind!r} cannot be used: {why(error)}") from None
+    if len(shares) != spec.clients:
+        raise ConfigError(f"partition {spec.kind!r} gives {len(shares)} clients, and data.clients = {spec.clients}")
+    for client, share in enumerate(shares):
+        if share.ndim != 1 or not len(share) or not np.issubdtype(share.dtype, np.integer):
+            raise ConfigError(
+                f"partition {spec.kind!r} must give each client a list of sample numbers; client {client} has none"
+            )
+    held = np.concatenate(shares)
+    if held.min() < 0 or held.max() >= len(labels) or len(np.unique(held)) < len(held):
+        raise ConfigError(
+            f"partition {spec.kind!r} must give sample numbers from 0 to {len(labels) - 1}, each once at most"
+        )
+    return [share.astype(np.int64) for share in shares]
+
+
+def _iid(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
+    return np.array_split(rng.permutation(len(labels)), spec.clients)
 
 
 def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
@@ -111,6 +134,10 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
         f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave everybody {ceil(least)} samples in "
         f"{MAX_DRAWS} draws (the best gave {fewest}): use fewer clients, a larger alpha or more samples"
     )
+
+
+PARTITIONS = {"pathological": _pathological, "dirichlet": _dirichlet, "iid": _iid}
+"""By the name that a config gives them; a new one is a function here."""
 
 
 def split(share: Indices, seed: int, client: int, validation: float) -> tuple[Indices, Indices, Indices]:
