@@ -334,8 +334,9 @@ class OwnSums:
 
 
 def everything(own: Sequence[Own]) -> list[tuple[str, str, Metric]]:
-    """All metrics: the name, under what its sums go, and what it is."""
-    return [(name, PER_CLASS, metric) for name, metric in BUILT_IN.items()] + [(n, n, metric) for n, metric, _ in own]
+    """All metrics but the accuracy, which is counted anyway: the name, under what its sums go, and what it is."""
+    others = [(name, PER_CLASS, metric) for name, metric in BUILT_IN.items() if name != "accuracy"]
+    return others + [(name, name, metric) for name, metric, _ in own]
 
 
 class Numbers(NamedTuple):
@@ -354,27 +355,27 @@ def numbers(
     Over all clients the sums are added, so that a client counts by its samples. Where a client tells only its values, the
     metric over all is the mean of the clients' values, weighted by their samples.
     """
-    every = everything(own)
+    some = np.array(samples) > 0
     over_all: dict[str, float | None] = {}
     of_clients: dict[str, list[float | None]] = {}
-    stacks: dict[str, Sums | None] = {
-        key: np.stack([tally.sums[key] for tally in tallies]) if all(key in t.sums for t in tallies) else None
-        for key in dict.fromkeys(key for _, key, _ in every)
-    }
-    wholes = {key: None if stack is None else stack.sum(0) for key, stack in stacks.items()}
-    some = np.array(samples) > 0
-    for name, key, metric in every:
-        stack, whole = stacks[key], wholes[key]
-        if stack is not None and whole is not None:
-            over_all[name] = metric.values(whole[None])[0] if some.any() else None
-            if not clients:
-                continue
-            found = iter(metric.values(stack[some]))
-            of_clients[name] = [next(found) if one else None for one in some]
-        else:
+    rows: dict[str, Sums | None] = {}  # of each client that has samples, and last of all together
+    for key in (PER_CLASS, *(name for name, _, _ in own)):
+        rows[key] = None
+        if all(key in tally.sums for tally in tallies):
+            stack = np.stack([tally.sums[key] for tally in tallies])
+            whole = stack.sum(0, keepdims=True)
+            rows[key] = np.concatenate([stack[some], whole]) if clients else whole
+    for name, key, metric in everything(own):
+        sums = rows[key]
+        if sums is None:
             told = [tally.value(name, key, metric) if one else None for tally, one in zip(tallies, some, strict=True)]
             over_all[name], of_clients[name] = _weighted(told, samples), told
-    return Numbers(over_all, of_clients, wholes[PER_CLASS])
+            continue
+        *found, over_all[name] = metric.values(sums) if some.any() else [None]
+        left = iter(found)
+        of_clients[name] = [next(left) if one else None for one in some] if clients else []
+    table = rows[PER_CLASS]
+    return Numbers(over_all, of_clients, None if table is None else table[-1])
 
 
 def _weighted(values: Sequence[float | None], samples: Sequence[int]) -> float | None:

@@ -203,9 +203,9 @@ def phase_result(
     found = metrics.numbers([s.test for s in scores], tests, own)
     apart = metrics.numbers([s.validation for s in scores], validations, own, clients=False)
     return PhaseResult(
-        metrics={name: value for name, value in found.over_all.items() if name not in ("accuracy", "loss")},
-        validation_metrics={n: v for n, v in apart.over_all.items() if n != "accuracy"} if held_out else {},
-        client_metrics={name: values for name, values in found.clients.items() if name != "accuracy"},
+        metrics={name: value for name, value in found.over_all.items() if name != "loss"},
+        validation_metrics=apart.over_all if held_out else {},
+        client_metrics=found.clients,
         classes=None if found.table is None else PerClass.of(found.table),
         accuracy=sum(s.test_right for s in scores) / sum(tests),
         validation=sum(s.validation_right for s in scores) / held_out if held_out else None,
