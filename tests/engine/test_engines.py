@@ -15,6 +15,7 @@ from cwfed.engine.bench import LocalTraining, batches
 from cwfed.errors import ConfigError, RunError
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
+from cwfed.types import Pass
 from tests.conftest import finish, leaves, small, two_blobs
 
 
@@ -206,14 +207,14 @@ def test_one_sgd_step_by_hand():
 
 def test_the_last_incomplete_batch_is_dropped():
     how = LocalTraining(seed=0, lr=0.1, batch_size=10, epochs=2)
-    found = list(batches(37, how, np.random.default_rng(0)))
+    found = list(batches(37, how, Pass(), np.random.default_rng(0)))
     assert [len(b) for b in found] == [10] * 6
     assert len(set(np.concatenate(found[:3]).tolist())) == 30
 
 
 def test_a_client_smaller_than_a_batch_trains_on_all_it_has():
     how = LocalTraining(seed=0, lr=0.1, batch_size=10, epochs=1)
-    (only,) = batches(7, how, np.random.default_rng(0))
+    (only,) = batches(7, how, Pass(), np.random.default_rng(0))
     assert sorted(only.tolist()) == list(range(7))
 
 

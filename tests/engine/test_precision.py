@@ -15,7 +15,7 @@ from cwfed.engine.bench import LocalTraining
 from cwfed.errors import ConfigError
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
-from cwfed.types import Start
+from cwfed.types import Pass, Start
 from tests.conftest import finish, leaves, small
 
 
@@ -53,7 +53,8 @@ def test_one_step_moves_the_masters_by_the_bf16_gradient(bf16):
     simulation = Simulation(small(*CNN, "algorithm.name=fedavg", "train.batch_size=10"))
     bench, start = simulation.engine._benches[0], simulation.fresh(0)
     how = LocalTraining(0, 0.1, len(simulation.federation.shards[0].train), 1, "bf16")
-    bench.train(simulation.algorithm, Start(start), {}, 0, 1, how)
+    bench.load(start)
+    bench.train(simulation.algorithm, "training", (Pass(),), Start(start), 0, 1, how)
     after = bench.complete()
 
     bench.load(start)
@@ -71,7 +72,7 @@ def _order(simulation, how):
     from cwfed.rng import stream
 
     samples = len(simulation.federation.shards[0].train)
-    return batches(samples, how, stream(how.seed, "shuffle", 1, 0))[0]
+    return batches(samples, how, Pass(), stream(how.seed, "shuffle", 1, 0))[0]
 
 
 def test_the_penalty_sees_the_float32_masters(bf16):

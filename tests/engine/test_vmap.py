@@ -18,7 +18,7 @@ from cwfed.engine import traced, vmap
 from cwfed.errors import ConfigError, RunError
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
-from cwfed.types import Start
+from cwfed.types import Pass, Start
 from tests import processes
 from tests.conftest import finish, leaves, small
 
@@ -238,7 +238,7 @@ def test_a_closed_engine_lets_go_of_the_data():
     finish(simulation)
     samples = weakref.ref(simulation.engine._benches[0].samples) if simulation.engine._benches else None
     assert samples is None
-    assert not {"_bench", "_judge", "_step"} & simulation.engine.__dict__.keys()
+    assert not {"_bench", "_judge", "_steps"} & simulation.engine.__dict__.keys()
 
 
 def test_untouched_words_keep_their_bits():
@@ -255,7 +255,7 @@ def test_untouched_words_keep_their_bits():
 def test_tracing_does_not_change_the_bits(monkeypatch):
     def outcome():
         simulation = Simulation(small("run.engine=vmap", "train.rounds=4"))
-        functions = [simulation.engine._step, simulation.engine._judge]
+        functions = [simulation.engine._step(Pass()), simulation.engine._judge]
         progress, events = finish(simulation)
         lines = [len(function._lines) for function in functions]
         return lines, leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
