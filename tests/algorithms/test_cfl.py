@@ -35,8 +35,8 @@ def test_the_split_by_hand():
 
 
 def test_three_clients_may_part():
-    algorithm, state = begin(3)
-    state = algorithm.aggregate(state, uploads(range(3), [[1, 0, 0], [-1, 0, 0], [0.9, 0.1, 0]]))
+    algorithm, state = begin(3)  # the longest update is 0.92, just above eps2; their mean is 0.3
+    state = algorithm.aggregate(state, uploads(range(3), [[0.92, 0, 0], [-0.92, 0, 0], [0.9, 0.1, 0]]))
     assert state["cluster"].tolist() == [0, 1, 0]
 
 
@@ -44,6 +44,7 @@ def test_three_clients_may_part():
     ("models", "why"),
     [
         ([[1, 0, 0], [1, 0.1, 0], [1, 0, 0.1]], "they agree: the mean update is large"),
+        ([[1, 0, 0], [1, 0, 0], [-0.5, 0, 0]], "most agree: the mean update is 0.5, above eps1"),
         ([[0.5, 0, 0], [-0.5, 0, 0], [0, 0.1, 0]], "the largest update is small"),
         ([[1, 0, 0], [-1, 0, 0]], "two clients stay together"),
     ],
