@@ -164,15 +164,15 @@ def test_unmix_is_not_taken_in_by_what_is_merely_near():
     assert mixing.unmix(true, start.expand(3, -1))[1].tolist() == [False]  # equal parts say nothing
 
 
-def test_unmix_of_one_part():
-    """Nothing lies apart from a single part: only the length of what is left over says whether it is a mixture."""
-    part = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    shares, is_mixture = mixing.unmix(torch.cat([2 * part, part + 1e-6, part.flip(1)]), part)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_unmix_of_one_part(scale):
+    """Nothing lies apart from a single part: only what is left over, as a share of its length, says what is a mixture."""
+    part = scale * torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    aside = scale * torch.tensor([4.0, -3.0], dtype=torch.float64)
+    mixed = torch.cat([2 * part, part + 1e-6 * aside, part.flip(1), part + 1e-3 * aside])
+    shares, is_mixture = mixing.unmix(mixed, part)
     torch.testing.assert_close(shares[0], torch.tensor([2.0], dtype=torch.float64))
-    assert is_mixture.tolist() == [True, True, False]
-    assert mixing.unmix(part + torch.tensor([4e-3, -3e-3]), part)[1].tolist() == [
-        False
-    ]  # 1e-3 of its length is left over
+    assert is_mixture.tolist() == [True, True, False, False]
 
 
 def test_unmix_has_no_answer_where_many_would_do():
