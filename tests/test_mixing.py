@@ -177,6 +177,8 @@ def test_unmix_of_one_part(scale):
 
 def test_unmix_has_no_answer_where_many_would_do():
     assert mixing.unmix(torch.ones(1, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)) is None
+    shares, _ = mixing.unmix(torch.tensor([[3.0, 5.0]]), torch.eye(2))  # as many parts as numbers: one answer
+    torch.testing.assert_close(shares, torch.tensor([[3.0, 5.0]]))
 
 
 # --- a cap on one participant's share of a class
