@@ -164,6 +164,14 @@ def test_unmix_is_not_taken_in_by_what_is_merely_near():
     assert mixing.unmix(true, start.expand(3, -1))[1].tolist() == [False]  # equal parts say nothing
 
 
+def test_unmix_where_a_number_is_the_same_in_all_parts():
+    parts = torch.tensor([[1.0, 2.0, 0.1, 5.0], [3.0, -1.0, 0.7, 5.0]], dtype=torch.float64)
+    mixed = (torch.tensor([[0.3, 0.7]], dtype=torch.float64) @ parts).float().double()  # a model is float32
+    shares, is_mixture = mixing.unmix(mixed, parts)
+    assert is_mixture.tolist() == [True]
+    torch.testing.assert_close(shares, torch.tensor([[0.3, 0.7]], dtype=torch.float64), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_unmix_of_one_part(scale):
     """Nothing lies apart from a single part: only what is left over, as a share of its length, says what is a mixture."""
