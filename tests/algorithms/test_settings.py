@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cwfed.algorithms import build, describe
+from cwfed.algorithms import FedAvg, build, describe, foreign
 from cwfed.errors import ConfigError
 
 
@@ -60,3 +60,15 @@ def test_settings_end_where_they_say(name, setting, allowed, refused):
     assert describe(build({"name": name, setting: allowed}), name)[setting] == allowed
     with pytest.raises(ConfigError, match=name):
         build({"name": name, setting: refused})
+
+
+def test_an_algorithm_is_a_name_or_a_table():
+    with pytest.raises(ConfigError, match="a name or a table with a name, not 3"):
+        build(3)
+    assert build({"name": "cwfedavg", "objective": FedAvg()}) == build("cwfedavg")  # or is there already
+
+
+def test_code_of_others_is_found_at_any_depth():
+    inside = {"name": "cwfedavg", "wdr": 1.0, "objective": {"name": "mine:Own", "inner": {"name": "other:Own"}}}
+    assert foreign(inside) == ["mine:Own", "other:Own"]
+    assert foreign({"name": "fedavg"}) == foreign("mine:Own") == []
