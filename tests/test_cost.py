@@ -42,6 +42,16 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         assert (row.down, row.up) == others.get(name, (once, once))
 
 
+def test_what_a_server_keeps():
+    model, pairs = 878_538, 50**2
+    kept = {
+        "fedavg": model, "fedprox": model, "feduv": model, "fednh": model - 9, "local": 0,
+        "cfl": model, "ifca, k = 2": 2 * model, "fedamp": 51 * model + pairs, "fedfomo": 51 * model + pairs,
+    }  # fmt: skip
+    table = {row.method: row.server for row in costs("cnn", InputShape((3, 32, 32)), 10, 50, 7, {})}
+    assert {name: table[name] for name in kept} == kept
+
+
 def test_every_algorithm_is_in_the_table():
     methods = [row.method for row in costs("mlp", InputShape((8,)), 4, 6, 3, {})]
     for name in ALGORITHMS:

@@ -34,6 +34,13 @@ def test_variance_of_small_batches():
     assert math.isclose(value.item(), math.sqrt(0.5) - math.sqrt(0.02), rel_tol=1e-5)
 
 
+def test_uniformity_of_small_batches():
+    assert losses.uniformity(torch.ones(1, 3)).item() == 0.0
+    pair = losses.uniformity(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))  # one distance, which is its own median
+    torch.testing.assert_close(pair, torch.tensor(-1.0).exp())
+    assert losses.uniformity(torch.ones(2, 3)).item() == 1.0
+
+
 def test_wdr_by_hand():
     # row norms 5 and 15 -> p~ = (1/4, 3/4); p = (1, 0): the distance is sqrt(2) * 3/4
     weight = torch.tensor([[3.0, 4.0], [9.0, 12.0]])

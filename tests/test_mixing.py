@@ -123,8 +123,11 @@ def test_gram_and_squared_distances_by_hand():
 
 
 def test_squared_distances_are_never_negative():
-    stack = {"w": 1e4 + torch.rand(1, 5000, generator=torch.Generator().manual_seed(0)).repeat(9, 1) * 1e-3}
-    assert (mixing.squared_distances(stack) >= 0).all()
+    """Two pairs of models that differ in the last bit of three numbers: rounding is larger than their distance."""
+    for seed in range(40):
+        models = torch.randn(2, 50, generator=torch.Generator().manual_seed(seed))[[0, 0, 1, 1]]
+        models[1::2, :3] = torch.nextafter(models[1::2, :3], torch.tensor(9.0))
+        assert (mixing.squared_distances({"w": models}) >= 0).all()
 
 
 def test_an_output_layer_of_zeros_says_nothing():
@@ -161,19 +164,29 @@ def test_unmix_is_not_taken_in_by_what_is_merely_near():
     assert mixing.unmix(true, start.expand(3, -1))[1].tolist() == [False]  # equal parts say nothing
 
 
-def test_unmix_of_one_part():
-    """Nothing lies apart from a single part: only the length of what is left over says whether it is a mixture."""
-    part = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    shares, is_mixture = mixing.unmix(torch.cat([2 * part, part + 1e-6, part.flip(1)]), part)
+def test_unmix_where_a_number_is_the_same_in_all_parts():
+    parts = torch.tensor([[1.0, 2.0, 0.1, 5.0], [3.0, -1.0, 0.7, 5.0]], dtype=torch.float64)
+    mixed = (torch.tensor([[0.3, 0.7]], dtype=torch.float64) @ parts).float().double()  # a model is float32
+    shares, is_mixture = mixing.unmix(mixed, parts)
+    assert is_mixture.tolist() == [True]
+    torch.testing.assert_close(shares, torch.tensor([[0.3, 0.7]], dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_unmix_of_one_part(scale):
+    """Nothing lies apart from a single part: only what is left over, as a share of its length, says what is a mixture."""
+    part = scale * torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    aside = scale * torch.tensor([4.0, -3.0], dtype=torch.float64)
+    mixed = torch.cat([2 * part, part + 1e-6 * aside, part.flip(1), part + 1e-3 * aside])
+    shares, is_mixture = mixing.unmix(mixed, part)
     torch.testing.assert_close(shares[0], torch.tensor([2.0], dtype=torch.float64))
-    assert is_mixture.tolist() == [True, True, False]
-    assert mixing.unmix(part + torch.tensor([4e-3, -3e-3]), part)[1].tolist() == [
-        False
-    ]  # 1e-3 of its length is left over
+    assert is_mixture.tolist() == [True, True, False, False]
 
 
 def test_unmix_has_no_answer_where_many_would_do():
     assert mixing.unmix(torch.ones(1, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)) is None
+    shares, _ = mixing.unmix(torch.tensor([[3.0, 5.0]]), torch.eye(2))  # as many parts as numbers: one answer
+    torch.testing.assert_close(shares, torch.tensor([[3.0, 5.0]]))
 
 
 # --- a cap on one participant's share of a class

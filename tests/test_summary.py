@@ -73,6 +73,16 @@ def test_the_whole_summary_by_hand():
     }  # fmt: skip
 
 
+def test_one_run_of_one_round_says_nothing_of_what_did_not_happen():
+    summary = summarise(
+        [STARTED, round_(1, result(0.6, None, [6, 24]), seconds={"train": 1.00049, "evaluate": 0.00049})]
+    )
+    assert summary["seconds"] == {"train": 1.0, "evaluate": 0.0, "total": 1.001}  # milliseconds
+    assert not summary.keys() & {"refused", "skipped", "privacy"}
+    row = aggregate("alone", [summary])
+    assert row["reported"] == {"phase": "received", "picking": "best", "mean": 0.6, "std": None}
+
+
 def test_the_worst_tenth_is_of_the_clients_that_have_test_samples():
     # clients 0 to 19 have i of 20 right, client 20 has no test sample: of 20, the two worst have 0 and 1/20
     started = dataclasses.replace(STARTED, evaluated=list(range(21)), test_samples=[20] * 20 + [0])

@@ -34,10 +34,17 @@ def test_the_split_by_hand():
     torch.testing.assert_close(state["models"][1]["w"], torch.tensor([-1.0, 0.0, 0.1]))
 
 
+def test_three_clients_may_part():
+    algorithm, state = begin(3)  # the longest update is 0.92, just above eps2; their mean is 0.3
+    state = algorithm.aggregate(state, uploads(range(3), [[0.92, 0, 0], [-0.92, 0, 0], [0.9, 0.1, 0]]))
+    assert state["cluster"].tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("models", "why"),
     [
         ([[1, 0, 0], [1, 0.1, 0], [1, 0, 0.1]], "they agree: the mean update is large"),
+        ([[1, 0, 0], [1, 0, 0], [-0.5, 0, 0]], "most agree: the mean update is 0.5, above eps1"),
         ([[0.5, 0, 0], [-0.5, 0, 0], [0, 0.1, 0]], "the largest update is small"),
         ([[1, 0, 0], [-1, 0, 0]], "two clients stay together"),
     ],
@@ -46,6 +53,19 @@ def test_no_split(models, why):
     algorithm, state = begin(len(models))
     state = algorithm.aggregate(state, uploads(range(len(models)), models))
     assert len(state["models"]) == 1, why
+
+
+@pytest.mark.parametrize(
+    ("degrees", "lengths", "halves"),
+    [
+        ([0, 40, 170, 180], [1, 1, 1, 1], [0, 0, 1, 1]),  # 170 and 180 are nearest; 0 and 40 go together all the same
+        ([0, 60, 100], [3, 10, 1], [0, 1, 1]),  # by inner products the two long ones would go together
+    ],
+)
+def test_a_cluster_is_halved_by_direction(degrees, lengths, halves):
+    angles = torch.tensor(degrees).deg2rad()
+    updates = torch.tensor(lengths)[:, None] * torch.stack([angles.cos(), angles.sin()], 1)
+    assert CFL(eps1=1e9, eps2=0.0).split(mixing.gram({"w": updates})) == halves
 
 
 def test_no_cluster_splits_in_the_first_rounds():

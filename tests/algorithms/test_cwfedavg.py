@@ -13,7 +13,7 @@ from cwfed.algorithms import CwFedAvg, FedAvg
 from cwfed.algorithms.fedprox import FedProx
 from cwfed.errors import ConfigError
 from cwfed.simulation import Simulation
-from cwfed.types import Download, Output, Start, Task, Uploads
+from cwfed.types import Download, Form, Output, Start, Task, Uploads
 from tests.conftest import finish, leaves, small, without_seconds
 
 TASK = Task(
@@ -89,6 +89,12 @@ def test_aggregate_leaves_the_old_state_as_it_was():
     before = leaves(state)
     algorithm.aggregate(state, uploads([0, 1], [W0, W1], [10, 30]))
     assert leaves(state) == before
+
+
+def test_beside_the_model_only_the_empirical_form_sends_something():
+    assert CwFedAvg().beside(W0, TASK) == {}
+    counts = Form(torch.float32, (2,), 0)  # a client may lack a class
+    assert CwFedAvg(distribution="empirical").beside(W0, TASK) == {"class_counts": counts}
 
 
 def test_empirical_takes_what_the_clients_send():

@@ -89,6 +89,22 @@ def test_weights_are_finite_for_models_that_are_almost_the_same():
     assert weights.tolist() == [1.0, 0.0]
 
 
+def test_small_gains_count_as_much_as_large_ones():
+    losses, distances = torch.tensor([0.75, 0.5, 2.0]), torch.tensor([1.0, 1.0, 1.0])
+    for scale in (1.0, 1e-6):
+        weights = fomo_weights(torch.tensor(1.0) * scale, losses * scale, distances)
+        torch.testing.assert_close(weights, torch.tensor([1 / 3, 2 / 3, 0.0]))
+
+
+def test_the_distance_is_that_of_all_numbers_of_the_model():
+    # Both halve the loss. A moved one of three numbers by 1, B the single number of another tensor by 2: gains 2 to 1.
+    own = model(0.0, 0.0, 0.0) | {"b": torch.zeros(1)}
+    a, b = model(1.0, 0.0, 0.0) | {"b": torch.zeros(1)}, model(0.0, 0.0, 1e-9) | {"b": torch.full((1,), 2.0)}
+    halved = Client(lambda w: 1.0 if not w.any() else 0.5)
+    _, weights = FedFomo().mix(Download((a, b)), own, halved)
+    torch.testing.assert_close(weights, torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
+
+
 def test_everybody_gets_the_models_of_all_who_uploaded():
     algorithm = FedFomo()
     state = algorithm.init(lambda c: model(0.0, 0.0, 0.0), task(4))

@@ -63,6 +63,15 @@ def test_finds_two_planted_clusters(monkeypatch):
     assert events[-1].received.accuracy > 0.9
 
 
+@pytest.mark.parametrize("wanted", [0.0, 1.0])
+def test_of_two_models_the_better_one_is_taken(wanted):
+    got = Download((model(0.0), model(1.0)))
+    client = Client(lambda w: (w - wanted).square().sum())
+    start = IFCA().begin(got, None, client)
+    assert start.params["w"].item() == wanted
+    assert IFCA().finish(start.params, start, client)["cluster"].item() == int(wanted)
+
+
 def test_impossible_settings():
     with pytest.raises(ConfigError, match="k must be at least 1"):
         IFCA(k=0)

@@ -111,7 +111,9 @@ def test_dirichlet_heterogeneity_falls_with_alpha():
 
 def test_a_dirichlet_split_that_cannot_be_drawn_ends_in_an_error():
     labels = np.repeat(np.arange(2), 100)
-    with pytest.raises(DataError, match=r"no Dirichlet\(0.01\) split over 50 clients .* 20000 draws"):
+    with pytest.raises(
+        DataError, match=r"no Dirichlet\(0.01\) split over 50 clients .* 20000 draws \(the best gave 0\)"
+    ):
         partition(labels, PartitionSpec("dirichlet", 50, alpha=0.01), seed=0, classes=2)
 
 
@@ -198,6 +200,24 @@ def test_split_is_75_25_with_the_validation_part_from_the_training_data():
 def test_tiny_clients_always_have_something_to_train_on(samples):
     train, _, _ = split(np.arange(samples), seed=0, client=0, validation=0.5)
     assert len(train) >= 1
+
+
+def test_what_two_samples_are_for():
+    train, validation, test = split(np.arange(2), seed=0, client=0, validation=0.5)
+    assert (len(train), len(validation), len(test)) == (1, 1, 0)
+
+
+def test_balanced_shares_of_a_class_that_does_not_divide():
+    spec = PartitionSpec("pathological", 6, classes_per_client=1, balanced=True)
+    shares = partition(np.repeat(np.arange(2), 10), spec, seed=0, classes=2)
+    assert [len(share) for share in shares] == [3, 3, 4, 3, 3, 4]
+
+
+def test_what_is_not_said_is_the_paper_s():
+    spec = PartitionSpec("dirichlet", 20)
+    assert (spec.alpha, spec.classes_per_client, spec.batch_size) == (0.1, 2, 10)
+    assert not spec.balanced
+    assert not spec.shuffled
 
 
 def test_impossible_partitions():

@@ -11,6 +11,7 @@ from cwfed.reproduce import Outcome, find
 from cwfed.reproduce.pictures import coefficient_claims
 from cwfed.reproduce.verdict import (
     NAMED,
+    Claim,
     Pairs,
     Value,
     all_hold,
@@ -143,6 +144,13 @@ def test_claim_of_order_counts_all_three_and_names_only_some():
         "broken: 0; 1;"
     )
     assert "and 2 more (see the marks); undecided: x" in broken.detail
+
+
+def test_a_claim_in_words():
+    said = [Claim("it is so", holds).verdict for holds in (True, False, None)]
+    assert said == ["holds", "does not hold", "undecided"]
+    assert Claim("it is so", True, "by 3").words == "it is so (by 3)"
+    assert Claim("it is so", True).words == "it is so"
 
 
 # --- the leader

@@ -1,0 +1,74 @@
+"""The hyper-parameters of all algorithms: their defaults, and where they end."""
+
+from __future__ import annotations
+
+import pytest
+
+from cwfed.algorithms import FedAvg, build, describe, foreign
+from cwfed.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        (
+            "cwfedavg",
+            {"layers": "output", "distribution": "estimated", "wdr": 5.0, "class_cap": 1.0, "robust": "mean"},
+        ),
+        ("fedprox", {"mu": 0.001}),
+        ("fedamp", {"alpha": 1000.0, "lambda": 1.0, "sigma": 0.1}),
+        ("fedfomo", {"downloads": 0, "holdout": 0.2, "epsilon": 0.3}),
+        ("cfl", {"eps1": 0.4, "eps2": 0.9, "warm_up": 20}),
+        ("ifca", {"k": 2}),
+        ("fednh", {"rho": 0.9, "scale": 1.0, "learn_scale": True}),
+        ("feduv", {"mu": 2.5, "lambda": 0.5}),
+    ],
+)
+def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
+    assert describe(build(name), name).items() >= defaults.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "allowed", "refused"),
+    [
+        ("cwfedavg", "wdr", 0.0, -1e-9),
+        ("cwfedavg", "class_cap", 1e-9, 0.0),
+        ("cwfedavg", "class_cap", 1.0, 1.001),
+        ("cwfedavg", "trim", 0.0, -1e-9),
+        ("cwfedavg", "trim", 0.499, 0.5),
+        ("fedprox", "mu", 0.0, -1e-9),
+        ("fedamp", "alpha", 1e-9, 0.0),
+        ("fedamp", "sigma", 1e-9, 0.0),
+        ("fedamp", "lambda", 0.0, -1e-9),
+        ("fedfomo", "downloads", 0, -1),
+        ("fedfomo", "holdout", 1e-9, 0.0),
+        ("fedfomo", "holdout", 0.999, 1.0),
+        ("fedfomo", "epsilon", 0.0, -1e-9),
+        ("fedfomo", "epsilon", 1.0, 1.001),
+        ("cfl", "eps1", 0.0, -1e-9),
+        ("cfl", "eps2", 0.0, -1e-9),
+        ("cfl", "warm_up", 0, -1),
+        ("ifca", "k", 1, 0),
+        ("fednh", "rho", 0.0, -1e-9),
+        ("fednh", "rho", 1.0, 1.001),
+        ("fednh", "scale", 1e-9, 0.0),
+        ("feduv", "mu", 0.0, -1e-9),
+        ("feduv", "lambda", 0.0, -1e-9),
+    ],
+)
+def test_settings_end_where_they_say(name, setting, allowed, refused):
+    assert describe(build({"name": name, setting: allowed}), name)[setting] == allowed
+    with pytest.raises(ConfigError, match=name):
+        build({"name": name, setting: refused})
+
+
+def test_an_algorithm_is_a_name_or_a_table():
+    with pytest.raises(ConfigError, match="a name or a table with a name, not 3"):
+        build(3)
+    assert build({"name": "cwfedavg", "objective": FedAvg()}) == build("cwfedavg")  # or is there already
+
+
+def test_code_of_others_is_found_at_any_depth():
+    inside = {"name": "cwfedavg", "wdr": 1.0, "objective": {"name": "mine:Own", "inner": {"name": "other:Own"}}}
+    assert foreign(inside) == ["mine:Own", "other:Own"]
+    assert foreign({"name": "fedavg"}) == foreign("mine:Own") == []
