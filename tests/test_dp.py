@@ -21,7 +21,7 @@ from cwfed.noise import FromSystem, Seeded
 from cwfed.rng import stream
 from cwfed.rounds import to_tree
 from cwfed.simulation import Simulation
-from cwfed.types import Start
+from cwfed.types import Batch, Start
 from tests.conftest import finish, leaves, small
 
 INFINITE = float("inf")
@@ -82,7 +82,7 @@ def test_without_noise_and_bounds_it_is_plain_sgd(bench):
     bench.privacy = how(INFINITE, 0.0)
     inputs, labels = a_batch(bench)
     leaves_ = list(bench.params.values())
-    loss, _, gradients = bench.gradients(FedAvg(), inputs, labels, Start({}), len(labels), leaves_)
+    loss, _, gradients = bench.gradients(FedAvg(), Batch(inputs, labels), Start({}), "", len(labels), leaves_)
     plain = F.cross_entropy(bench.model(inputs), labels)
     torch.testing.assert_close(list(gradients), list(torch.autograd.grad(plain, leaves_)))
     torch.testing.assert_close(loss, plain.detach())

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cwfed.engine import Loop
 from cwfed.errors import ConfigError, CwfedError
 from cwfed.simulation import Simulation
 from cwfed.types import nbytes
@@ -218,6 +219,6 @@ def test_an_overflow_after_the_last_round_costs_the_portrait_and_not_the_run(mon
     broken = {"fc.weight": torch.zeros(16, 64), "fc.bias": torch.zeros(16), "output.bias": torch.zeros(10)}
     broken["output.weight"] = torch.full((10, 16), torch.inf)
     simulation = Simulation(small("algorithm.name=fedavg", "train.rounds=1"))
-    monkeypatch.setattr(Simulation, "personal", lambda self, progress, client: lambda view: broken)
+    monkeypatch.setattr(Loop, "personal", lambda self, round_, state, visits, is_tuned=False: [broken] * len(visits))
     _, (event,) = finish(simulation)
     assert event.portrait is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cwfed import data, metrics, models
 from cwfed.adversary import Adversary
 from cwfed.config import Config
-from cwfed.engine.base import Job, Visit
+from cwfed.engine.base import Job, Visit, overrides
 from cwfed.engine.bench import OPTIMIZER, LocalTraining
 from cwfed.errors import ConfigError
 from cwfed.guard import Guard, example, form_of, misfit
 from cwfed.models import InputShape
 from cwfed.noise import Noise
 from cwfed.rng import stream, torch_stream
-from cwfed.types import Download, Params, Start, Uploads
+from cwfed.types import Download, Form, Params, Start, Uploads
 
 
 def deal(config: Config, data_dir: str | None = None) -> data.Federation:
@@ -63,6 +64,11 @@ class Blueprint:
         self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples, histogram)
         self.metrics = metrics.load(config.run.metrics, classes)
         """The user's own."""
+        if privacy and (different := [name for name in ("loss", "passes") if overrides(self.algorithm, name)]):
+            raise ConfigError(
+                f"privacy.dp clips and counts the gradients of one pass with the cross-entropy; {config.algorithm_name} has "
+                f"{different[0]} of its own: choose another algorithm"
+            )
         self._check_dial()
 
     @property
@@ -70,18 +76,41 @@ class Blueprint:
         """Whether what a client keeps is its personal model: then it has one also in a round that it sits out."""
         return self.algorithm.phase == "trained" and bool(self.kept_names) and not self.is_tuned
 
-    @property
+    @cached_property
     def is_tuned(self) -> bool:
         """Whether clients make passes over their data before they are tested: phase `trained` is after these."""
-        return bool(self.algorithm.passes("test", self.task, Start({})))
+        if not overrides(self.algorithm, "passes"):
+            return False
+        try:
+            return bool(self.algorithm.passes("test", self.task, Start({})))
+        except Exception as error:
+            name = type(self.algorithm).__name__
+            raise ConfigError(
+                f'whether {name} has passes before the test must not depend on a start: passes("test", ...) fails ({error!r})'
+            ) from None
+
+    @property
+    def keeps_any(self) -> bool:
+        """Whether a client keeps anything at all between its rounds."""
+        remembers = overrides(self.algorithm, "remember")
+        return bool(self.kept_names or self.local_statistics) or remembers or self.config.train.keep_optimizer
 
     def own(self, kept: Params) -> Params | None:
         """What an algorithm sees of what a client keeps; before its first round, of the initial model."""
-        if not self.kept_names:
+        seen = {n: w for n, w in kept.items() if n not in self.local_statistics and not n.startswith(OPTIMIZER)}
+        return seen or {name: self.initial[name] for name in self.kept_names} or None
+
+    def own_model(self, kept: Params) -> Params | None:
+        """The personal model that a client keeps, with its statistics; None where it has none of its own (yet)."""
+        if not kept or not self.has_own_models:
             return None
-        if not kept:
-            return {name: self.initial[name] for name in self.kept_names}
-        return {n: w for n, w in kept.items() if n not in self.local_statistics and not n.startswith(OPTIMIZER)}
+        return self.algorithm.shown({n: kept[n] for n in (*self.kept_names, *self.local_statistics)})
+
+    def sent_forms(self) -> dict[str, Form]:
+        """What the tensors of a model that is sent look like."""
+        models = self.algorithm.send(self.algorithm.init(self.fresh, self.task), 0).models
+        names = models[0].keys() if models else self.initial.keys()
+        return {name: form for name, form in form_of(self.initial).items() if name in names}
 
     def visit(self, client: int, kept: Params, got: Download | None = None) -> Visit:
         """A client with what it keeps (nothing before its first round)."""
@@ -111,7 +140,8 @@ class Blueprint:
     def sends_one_model(self, state: Any = None) -> bool:
         """Whether a client is sent one model that its upload can be compared with; from the start, or from a state."""
         state = self.algorithm.init(self.fresh, self.task) if state is None else state
-        return len(self.algorithm.send(state, 0).models) == 1
+        models = self.algorithm.send(state, 0).models
+        return len(models) == 1 and bool(models[0])
 
     def _check_dial(self) -> None:
         """Blurring norms is refused where it would hide nothing."""
@@ -190,6 +220,11 @@ class Blueprint:
             )
         if min(size, *trained) == 1 and any(isinstance(m, _BatchNorm) for m in self.template.modules()):
             raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
+        if "crop" in self.config.data.augment and federation.data.inputs.dtype != np.uint8:
+            raise ConfigError(
+                "data.augment shifts images of bytes, whose border is black: these are "
+                f"{federation.data.inputs.dtype}; flip only, or give bytes"
+            )
         if self.config.data.augment != "none" and len(federation.shape.dims) != 3:
             raise ConfigError(
                 f'data.augment = "{self.config.data.augment}" shifts or mirrors images, and these samples have the shape '

@@ -120,7 +120,8 @@ def misfit(tensors: Mapping[str, Tensor], forms: Mapping[str, Form], what: str) 
         if not isfinite(least) or not isfinite(most):
             return f"{name} of {what} has values that are not finite numbers"
         if not form.low <= least <= most <= form.high:
-            return f"{name} of {what} has values outside {form.low:g} to {form.high:g}"
+            diverged = " (the training diverged: lower train.lr)" if max(-least, most) > LARGEST else ""
+            return f"{name} of {what} has values outside {form.low:g} to {form.high:g}{diverged}"
     return ""
 
 
@@ -167,6 +168,8 @@ def bounded(stack: Params, sent: Callable[[int], Params], bound: float) -> tuple
     updates: no length has to be guessed beforehand, and fewer than half of the clients cannot move it far.
     """
     names = [name for name, w in stack.items() if w.is_floating_point()]
+    if not names:
+        return stack, []
 
     def update(row: int) -> Params:
         start = sent(row)

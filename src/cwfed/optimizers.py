@@ -78,7 +78,8 @@ class Adam:
         return False
 
     def init(self, params: Params) -> Params:
-        steps = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        device = next(iter(params.values())).device
+        steps = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         moments = {f"{moment}.{name}": torch.zeros_like(w) for name, w in params.items() for moment in ("m", "v")}
         return {"steps": steps} | moments
 
@@ -127,6 +128,7 @@ class Schedule:
         if self.kind == "step":
             return lr * self.factor ** ((round_ - 1 - self.warm_up) // self.every)
         if self.kind == "cosine":
-            share = (round_ - 1 - self.warm_up) / max(1, self.rounds - self.warm_up)
-            return lr * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+            last = min(round_, self.rounds)  # what is trained only to be measured after the last round has its rate
+            share = (last - 1 - self.warm_up) / max(1, self.rounds - self.warm_up)
+            return lr * 0.5 * (1 + math.cos(math.pi * share))
         return lr

@@ -30,7 +30,10 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
     rows = {c: row for row, c in enumerate(participants)}
 
     def trained(client: int) -> list[float] | None:
-        own = stack[name][rows[client]] if client in rows else after.kept.get(client, {}).get(name)
+        if client in rows:
+            own = simulation.algorithm.shown({n: w[rows[client]] for n, w in stack.items()}).get(name)
+        else:
+            own = (simulation.own_model(after.kept.get(client, {})) or after.kept.get(client, {})).get(name)
         return None if own is None else _digits(own.double().norm(dim=1))
 
     visits = [simulation.visit(client, after.kept.get(client, {})) for client in clients]

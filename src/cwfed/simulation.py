@@ -312,10 +312,10 @@ class Simulation(Experiment):
         if self.has_own_models:
             stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
             own = {c: {n: kept[c][n] for n in self.kept_names} for c in stale}
-        candidates = [
-            Candidate(Visit(c, statistics=self.statistics(kept, c)), self.algorithm.shown(model))
-            for c, model in (rows | own).items()
-        ]
+        candidates = []
+        for c, model in (rows | own).items():
+            statistics = self.statistics(kept, c)
+            candidates.append(Candidate(Visit(c, statistics=statistics), self.algorithm.shown(model | statistics)))
         return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
@@ -329,7 +329,11 @@ class Simulation(Experiment):
 
     def distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
         """The participants' true class distributions and those read from their uploaded output layers."""
-        if not participants:
+        name = self.task.output_weight
+        stays = (
+            name in self.kept_names and name not in self.guard.model
+        )  # nobody can read what never leaves its client
+        if not participants or stays:
             return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
         return self.true_distributions(participants), mixing.norm_distribution(
             stack[self.task.output_weight].double()
@@ -387,13 +391,10 @@ class Simulation(Experiment):
 
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
-        kept = progress.kept.get(client)
-        if kept and self.has_own_models:
-            model = self.algorithm.shown({n: kept[n] for n in self.kept_names}) | self.statistics(
-                progress.kept, client
-            )
-        else:
-            visits, number = [self.visit(client, progress.kept.get(client, {}))], progress.round + 1
+        kept = progress.kept.get(client, {})
+        model = self.own_model(kept)
+        if model is None:
+            visits, number = [self.visit(client, kept)], progress.round + 1
             (model,) = self.engine.personal(number, progress.server, visits, is_tuned=self.is_tuned)
         return {name: w for name, w in model.items() if not models.attached(self.template, name)}
 

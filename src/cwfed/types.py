@@ -228,8 +228,8 @@ class Sizes:
 
     @property
     def once(self) -> int:
-        """What goes up of one model, for each participant."""
-        return self.participants * self.travelling
+        """One model for each participant."""
+        return self.participants * self.model
 
     @property
     def travelling(self) -> int:

@@ -24,7 +24,7 @@ NEW = '''
 
 
 def test_every_file_is_registered():
-    helpers = {"base", "own_models"}
+    helpers = {"base", "own_models", "twin"}
     files = {info.name for info in pkgutil.iter_modules(cwfed.algorithms.__path__)} - helpers
     assert {cls.__module__.rpartition(".")[2] for cls in ALGORITHMS.values()} == files
     assert ALGORITHMS["fedavg"] is FedAvg

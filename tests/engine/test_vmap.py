@@ -215,7 +215,7 @@ def test_clients_without_any_test_sample():
 
 def test_personal_models_are_made_a_few_at_a_time(monkeypatch):
     """However many clients are measured."""
-    monkeypatch.setattr("cwfed.simulation.REMEMBERED", 0)
+    monkeypatch.setattr("cwfed.engine.base.REMEMBERED", 0)
     monkeypatch.setattr(vmap, "TOGETHER", 5)
     simulation = Simulation(small("data.clients=40", "algorithm.layers=all", "run.engine=vmap", "train.batch_size=5"))
     alive, most = [], 0

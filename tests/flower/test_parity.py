@@ -148,7 +148,7 @@ def test_without_histograms_metrics_are_means_of_the_clients(tmp_path):
     ],
 )
 def test_impossible_measurements_are_refused(key, lie, why):
-    hello = Hello(1, "a", "1", 10, "1x8x8", 0, "x", samples=30, test=5, validation=2)
+    hello = Hello(1, "a", "1", "1.0", 10, "1x8x8", 0, "x", "", samples=30, test=5, validation=2)
     honest = {"trained-right": 3, "trained-loss": 1.5, "trained-validation": 2, "trained-test-sums-top3": [4.0, 5.0]}
     told = {"metrics": {**honest, key: lie}}
     content = SimpleNamespace(metric_records=told)
@@ -358,7 +358,7 @@ def test_the_servers_folder_has_metrics_and_checkpoints_and_can_be_reported(tmp_
     assert set(result.evaluate_metrics_clientapp) == {1, 2, 3, 4}
     files = {path.name for path in (tmp_path / "server").iterdir() if not path.name.startswith(".")}
     assert files == {"config.toml", "manifest.json", "events.jsonl", "summary.json", "checkpoints"}
-    assert RunFolder(tmp_path / "server").checkpoints.rounds() == [4, 3]
+    assert RunFolder(tmp_path / "server").checkpoints.rounds() == [4, 3, 2, 1, 0]
     assert stat.S_IMODE((tmp_path / "server").stat().st_mode) == 0o700, "the models can be made from the checkpoints"
 
     record = read_run(tmp_path / "server")

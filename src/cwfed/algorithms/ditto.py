@@ -6,7 +6,8 @@
 Both are one SGD step on CE(w_i) + CE(v_i) + lambda/2 ||v_i - w||^2 over the joint tensors, on the same batch (as the authors do).
 
 Limiting cases: lambda = 0 makes v_i Local's model; the w_i are FedAvg's whatever lambda is; both bit for bit. Where lr lambda = 1, a step is
-v' = w - lr grad CE(v). Needs lr lambda < 2, or v runs away from w.
+v' = w - lr grad CE(v). Needs lr lambda < 2, or v runs away from w. (`train.clip` bounds both gradients together, and dropout draws for one model after the
+other: with these the streams are no longer those of FedAvg and Local.)
 
 Phase `received` is the global model w, as in FedAvg; phase `trained`, on which the method is reported, is v_i, which receipt does not touch.
 (A widely used library reports the better of both.)

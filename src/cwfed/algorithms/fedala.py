@@ -89,8 +89,9 @@ class FedALA(FedAvg):
         return (replace(learn, epochs=self.most_epochs, until=(10, self.still)) if times == 1 else learn,)
 
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
-        at = params | self.mixed(params, start) if stage == "omega" else params
-        loss = batch.cross_entropy(network(at, batch.inputs).logits)
+        learns_omega = stage == "omega"  # everything else is fixed then, running statistics included
+        at = params | self.mixed(params, start) if learns_omega else params
+        loss = batch.cross_entropy(network(at, batch.inputs, None if learns_omega else "").logits)
         return Loss(loss, torch.zeros_like(loss))
 
     def settle(self, params: Params, start: Start) -> Params:

@@ -53,7 +53,8 @@ class FedAvg:
 
     def costs(self, sizes: Sizes) -> list[Cost]:
         note = "every client keeps its own model" if self.keeps_model else f"every client keeps {sizes.kept:,}"
-        return [Cost(self.name, sizes.travelling, sizes.once, sizes.once, note if sizes.kept else "")]
+        once = sizes.participants * sizes.travelling
+        return [Cost(self.name, sizes.travelling, once, once, note if sizes.kept else "")]
 
     def held_out(self) -> float:
         return 0.0

@@ -35,7 +35,9 @@ class FedPer(FedAvg):
         stays = set(task.select(self.personal_layers))
         if stays == set(task.parameters):
             return names
-        return tuple(name for name in names if name in stays)
+        layers = {name.rpartition(".")[0] for name in stays}
+        statistics = set(names) - set(task.parameters)  # those of a personal norm layer stay with it
+        return tuple(n for n in names if n in stays or (n in statistics and n.rpartition(".")[0] in layers))
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         kept = set(self.keeps(names, task))

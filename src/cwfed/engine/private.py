@@ -74,6 +74,7 @@ class PrivateBench(Bench):
         self, own: Indices, when: When, index: int, one: Pass, client: int, round_: int, how: LocalTraining
     ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
         """Poisson batches; some may be empty."""
+        assert (when, index, one) == ("training", 0, Pass()), "what is accounted is one pass over everything"
         self._normals = self.noise.normals(self.samples.device, round_, client)
         rng = self.noise.draws("poisson", round_, client)
         drawn = dp.poisson_batches(len(own), how.batch_size, how.epochs, rng)
@@ -116,12 +117,6 @@ class PrivateBench(Bench):
         """A visit without training: an algorithm or a network that needs what must stay private shows here."""
         if algorithm.held_out():
             raise ConfigError(BEYOND.format("losses on data they hold out"))
-        different = [n for n in ("loss", "passes") if getattr(type(algorithm), n) is not getattr(FedAvg, n)]
-        if different:
-            raise ConfigError(
-                f"privacy.dp clips and counts the gradients of one pass with the cross-entropy; {type(algorithm).__name__} "
-                f"has {different[0]} of its own: choose another algorithm"
-            )
         view = self.view(client, statistics)
         start = algorithm.begin(got, own, view)
         self.load(start.params | statistics)

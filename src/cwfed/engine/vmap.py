@@ -425,10 +425,9 @@ class Vmap(Loop):
         """The client's batches as a matrix of sample indices, one row a step."""
         own = self.federation.shards[client].train
         rng = stream(self.how.seed, purpose("shuffle", "training", index), round_, client)
-        plan = batches(len(own), self.how, one, rng)
-        if not isinstance(plan, np.ndarray) or one.until:
+        if one.incomplete or one.until:
             raise NotImplementedError("a pass in training with incomplete batches or an end of its own")
-        return own[plan]
+        return own[np.asarray(batches(len(own), self.how, one, rng))]
 
     def _group(self, starts: Sequence[Start], statistics: Sequence[Params]) -> Group:
         """Clients' tensors stacked on the bench's device."""

@@ -31,7 +31,7 @@ from cwfed.checkpoint import Checkpoints
 from cwfed.config import Config, PrivacySection
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
-from cwfed.engine import Candidate, Loop, Score, Visit, find_device
+from cwfed.engine import Candidate, Loop, Score, find_device
 from cwfed.errors import ConfigError, CwfedError, plain
 from cwfed.experiment import Blueprint, deal
 from cwfed.flower import logs, wire
@@ -91,13 +91,16 @@ class Worker:
         self._tell_sums = tell_sums
         self._noise = noise or Seeded(blueprint.config.run.seed)
         self._account = account
-        self.forms = guard.form_of(blueprint.initial)
+        self.forms = blueprint.sent_forms()
         self._state = state
         self._loop = Loop(blueprint.job(federation, find_device(blueprint.config.run.device), self._noise))
 
     def train(self, client: int, round_: int, accepted: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""
-        visit = self._visit(client, got, accepted)
+        visit = self.blueprint.visit(client, self._kept(client, accepted), got)
+        self._loop.rehearse(
+            None, visit
+        )  # what cannot be trained, or not with differential privacy, is said before it costs
         epsilon = self._charge(client, round_)
         out = {n: torch.empty(1, *t.shape, dtype=t.dtype) for n, t in self.blueprint.initial.items()}
         (visited,) = self._loop.visit(round_, None, [visit], out)
@@ -119,7 +122,8 @@ class Worker:
             metrics["epsilon"] = epsilon
         if measure and not self.blueprint.is_tuned:
             now = replace(visit, statistics=visited.statistics)
-            metrics |= self._measure("trained", Candidate(now, self.algorithm.shown(trained)))
+            whole = self.algorithm.shown(trained | visited.statistics)
+            metrics |= self._measure("trained", Candidate(now, whole))
         names = self.algorithm.uploaded(tuple(trained), self.blueprint.task)
         content = RecordDict({"metrics": MetricRecord(metrics)})
         wire.upload_to(
@@ -147,17 +151,17 @@ class Worker:
         self, client: int, round_: int, accepted: int, got: Download, kept_too: bool, keep: bool
     ) -> RecordDict:
         """How good the model is that the server handed out after a round, and the client's own where it is asked for."""
-        visit, number = self._visit(client, got, accepted), round_ + 1
+        kept, number = self._kept(client, accepted), round_ + 1
+        visit = self.blueprint.visit(client, kept, got)
         metrics = self._measure("received", Candidate(visit), number)
-        has_own = self.blueprint.has_own_models and visit.own is not None
-        trained = self.algorithm.shown(visit.own) if has_own and visit.own is not None else None
+        trained = self.blueprint.own_model(kept)
         if self.blueprint.is_tuned:
             metrics |= self._measure("trained", Candidate(visit, is_tuned=True), number)
         elif kept_too and trained is not None:
             metrics |= self._measure("trained", Candidate(visit, trained))
         if keep:
-            model = trained and trained | visit.statistics
-            if not model:
+            model = trained
+            if model is None:
                 (model,) = self._loop.personal(number, None, [visit], is_tuned=self.blueprint.is_tuned)
             network = self.blueprint.template
             self._write_model(client, {n: w for n, w in model.items() if not models.attached(network, n)})
@@ -181,16 +185,15 @@ class Worker:
             )
         return Checkpoints(folder, KEPT)
 
-    def _visit(self, client: int, got: Download, accepted: int) -> Visit:
-        """The client with what it kept after the last round in which its update was good."""
-        kept: Params = {}
-        keeps_any = self.blueprint.kept_names or self.blueprint.local_statistics
-        if keeps_any or self.blueprint.config.train.keep_optimizer:
-            tree, complaints = self._checkpoints(client).newest(before=accepted + 1)
-            for complaint in complaints:
-                log.warning("%s: an older state is used", complaint)
-            kept = tree["kept"] if tree else {}
-        return self.blueprint.visit(client, kept, got)
+    def _kept(self, client: int, accepted: int) -> Params:
+        """What the client kept after the last round in which its update was good."""
+        if not self.blueprint.keeps_any:
+            return {}
+        tree, complaints = self._checkpoints(client).newest(before=accepted + 1)
+        for complaint in complaints:
+            log.warning("%s: an older state is used", complaint)
+        kept: Params = tree["kept"] if tree else {}
+        return kept
 
     def _write_model(self, client: int, model: Params) -> None:
         """The personal model on the client's disk; `cwfed.load_model(folder, client)` reads it."""

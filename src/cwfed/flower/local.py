@@ -99,6 +99,8 @@ class LocalFederation(Programs):
         there, here = flat(self.plan.config.model_dump()), {}
         if config is not None:
             here = flat(_fitted(config, made.nodes).model_dump())
+            for key in {"norm_bound", "most_samples"} - config.guard.model_fields_set:
+                del here[f"guard.{key}"]  # a federation has defaults of its own
         there |= {"--nodes": made.nodes, "--timeout": made.timeout}
         here |= {key: value for key, value in (("--nodes", nodes), ("--timeout", timeout)) if value is not None}
         for key, value in here.items():

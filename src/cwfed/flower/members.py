@@ -54,8 +54,9 @@ class Hello:
             if not isinstance(told.get(key), kind) or isinstance(told[key], bool):
                 raise BadMessage(f"it does not say its {key}")
         facts = {key: told[key] for key in kinds} | {key: sizes[key] for key in SIZES}
-        if not 0 < len(told["name"]) <= 100 or not told["name"].isprintable():
-            raise BadMessage("its name must have 1 to 100 printable characters")
+        for key in ("name", "version"):
+            if not 0 < len(told[key]) <= 100 or not told[key].isprintable():
+                raise BadMessage(f"its {key} must have 1 to 100 printable characters")
         names, counts = told["class_names"], told.get("histogram", [])
         if not all(isinstance(n, str) and len(n) <= 100 for n in names):
             raise BadMessage("the names of its classes must be texts of at most 100 characters")

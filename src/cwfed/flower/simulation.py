@@ -91,8 +91,7 @@ class SimulatedRun(FederatedRun):
     def complete(self, progress: Progress) -> Progress:
         """With what the clients keep, read from their folders."""
         kept = {}
-        keeps_any = self.simulation.kept_names or self.simulation.local_statistics
-        if keeps_any or self.config.train.keep_optimizer:
+        if self.simulation.keeps_any:
             for client in range(self.simulation.clients):
                 last = accepted_in(progress).get(client, 0)
                 tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(before=last + 1)

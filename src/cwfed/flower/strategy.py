@@ -205,7 +205,8 @@ class PersonalisedStrategy(Strategy):
             event = self.event()
             result, lower = getattr(event, self.algorithm.phase), self.blueprint.lower_is_better
             self.progress, stopped = wait(self.progress, self.config, result, lower)
-            yield self.progress, replace(event, stopped=stopped)
+            is_last = is_over(self.config, self.progress)
+            yield self.progress, replace(event, stopped=stopped, spent=self._spent() if is_last else None)
             give_up_in_vain(self.progress, self.config.train.rounds)
 
     def _measure(self, grid: Grid, number: int) -> Iterator[Note]:
@@ -527,7 +528,6 @@ class PersonalisedStrategy(Strategy):
             skipped=turn.skipped,
             scaled_back=turn.scaled_back,
             down_to_measure=turn.down_to_measure,
-            spent=self._spent() if turn.number == self.config.train.rounds else None,
             seconds=turn.clock.laps("report"),
         )
 
@@ -592,7 +592,8 @@ class PersonalisedStrategy(Strategy):
         ):
             download = Download((self.algorithm.newcomer(self.progress.server, hello.histogram),), download.notes)
         names = self.blueprint.initial  # in its order: Flower's mods compare the names of what came and what goes
-        return Download(tuple({name: model[name] for name in names} for model in download.models), download.notes)
+        ordered = ({name: model[name] for name in names if name in model} for model in download.models)
+        return Download(tuple(ordered), download.notes)
 
     def _measures(self, number: int) -> bool:
         return number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
