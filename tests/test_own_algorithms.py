@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from cwfed import session
 from cwfed.algorithms import FedAvg
@@ -12,7 +13,7 @@ from cwfed.errors import RunError
 from cwfed.report import privacy
 from cwfed.report.runs import read_run
 from cwfed.simulation import Simulation
-from cwfed.types import Download
+from cwfed.types import Download, Start
 from tests.conftest import finish, small
 from tests.test_session import interrupt_after
 
@@ -58,3 +59,21 @@ def test_a_part_of_the_model_may_travel(engine, tmp_path):
     assert whole["traffic"] == {"down": 3 * first, "up": 3 * first}
     (left_out,) = privacy.audit([read_run(tmp_path / "run")])[1]
     assert "hold neither the output layer nor class counts" in left_out.why
+
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    """Keeps nothing of its model, and remembers how often it took part."""
+
+    def begin(self, got, own, data):
+        times = (own or {}).get("times", torch.zeros(()))
+        return Start(got.model, notes={"times": times})
+
+    def remember(self, start):
+        return {"times": start.notes.get("times", torch.zeros(())) + 1}
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_what_is_remembered_comes_back_also_where_nothing_else_is_kept(engine):
+    progress, _ = finish(Simulation(small(f"algorithm.name={__name__}:Counting", f"run.engine={engine}")))
+    assert [float(kept["times"]) for kept in progress.kept.values()] == [3.0] * 6

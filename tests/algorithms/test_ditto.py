@@ -109,3 +109,18 @@ def test_running_statistics_of_both_models_are_their_own():
 def test_impossible_settings():
     with pytest.raises(ConfigError, match="lambda must not be negative"):
         Ditto(lambda_=-1)
+
+
+def test_the_personal_model_has_its_own_statistics_also_where_they_stay_with_the_client():
+    batch_norm = (
+        "model.name=tests.engine.test_engines:with_batch_norm",
+        "model.options={}",
+        "train.batch_norm=local",
+    )
+    simulation = Simulation(small("algorithm.name=ditto", "algorithm.lambda=0", "train.rounds=2", *batch_norm))
+    progress, events = finish(simulation)
+    _, alone = finish(Simulation(small("algorithm.name=local", "train.rounds=2", *batch_norm)))
+    model = simulation.final_model(progress, 1)
+    assert torch.equal(model["2.running_mean"], progress.kept[1]["own.2.running_mean"])
+    assert not torch.equal(model["2.running_mean"], progress.kept[1]["2.running_mean"])
+    assert [e.trained for e in events] == [e.trained for e in alone]

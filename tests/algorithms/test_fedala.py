@@ -145,3 +145,14 @@ def test_what_was_measured_is_what_the_next_round_starts_from():
 def test_impossible_settings(wrong):
     with pytest.raises(ConfigError, match="fedala: layers, rate and still must not be negative"):
         small("algorithm.name=fedala", f"algorithm.{wrong}")
+
+
+def test_learning_omega_moves_no_running_statistics():
+    batch_norm = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}", "run.engine=loop")
+    simulation = Simulation(small("algorithm.name=fedala", "train.rounds=2", *batch_norm))
+    *_, (after, _) = simulation.rounds(simulation.start())
+    (model,) = simulation.engine.personal(3, after.server, [simulation.visit(0, after.kept[0])])
+    simulation.close()
+    received = after.server["model"]
+    assert torch.equal(model["2.running_mean"], received["2.running_mean"])
+    assert not torch.equal(model["4.weight"], received["4.weight"])

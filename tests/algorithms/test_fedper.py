@@ -153,3 +153,29 @@ def test_all_personal_leaves_fedrep_one_pass():
     simulation.close()
     (only,) = simulation.algorithm.passes("training", simulation.task, Start({}))
     assert only.trained == simulation.task.parameters
+
+
+def test_a_personal_norm_layer_keeps_its_statistics():
+    batch_norm = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
+    simulation = Simulation(small("algorithm.name=fedper", "algorithm.personal_layers=2", *batch_norm))
+    simulation.close()
+    kept = {"2.weight", "2.bias", "2.running_mean", "2.running_var", "4.weight", "4.bias"}
+    assert set(simulation.kept_names) == kept
+    assert set(simulation.guard.model) == {"1.weight", "1.bias"}
+
+
+def test_nothing_uploaded_is_nothing_to_bound():
+    _, events = finish(Simulation(small("algorithm.name=fedper", "algorithm.personal_layers=all", "train.rounds=1")))
+    assert events[0].up == 0
+    with pytest.raises(ConfigError, match="does not send one model"):
+        finish(Simulation(small("algorithm.name=fedper", "algorithm.personal_layers=all", "guard.norm_bound=2")))
+
+
+def test_nobody_reads_a_distribution_off_a_head_that_stays():
+    _, events = finish(Simulation(small("algorithm.name=fedper", "train.rounds=1")))
+    assert (events[0].correlation, events[0].distance) == (None, None)
+
+
+def test_differential_privacy_is_refused_where_it_would_count_one_pass_of_two():
+    with pytest.raises(ConfigError, match="fedrep has passes of its own"):
+        Simulation(small("algorithm.name=fedrep", "privacy.dp=sample"))
