@@ -235,6 +235,9 @@ def test_what_dies_is_started_again_and_what_it_left_is_ended(tmp_path, monkeypa
         killed.kill()
         killed.wait()
         processes.until(lambda: kept.revive() == ["node"])
+        processes.until(
+            lambda: "sleep" in command(kept.processes["node"])
+        )  # a process that becomes another has no mark then
         again = kept.processes["node"].pid
         successor.start("node", "sleep", "1000")  # as if the keeper itself had been killed and had come back
         processes.until(lambda: kept.processes["node"].poll() is not None)
