@@ -35,6 +35,8 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         "fedfomo": (50 * once, once),
         "ifca, k = 2": (2 * once, once),
         "fednh": (once - 7 * 9, once - 7 * 9 + 70),  # ten biases fewer, a scale more; ten counts up
+        "fedper": (once - 7 * 5_130, once - 7 * 5_130),  # the output layer stays
+        "fedrep": (once - 7 * 5_130, once - 7 * 5_130),
     }
     table = {row.method: row for row in costs("cnn", InputShape((3, 32, 32)), 10, 50, 7, {})}
     assert others.keys() < table.keys()

@@ -330,9 +330,7 @@ class Simulation(Experiment):
     def distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
         """The participants' true class distributions and those read from their uploaded output layers."""
         name = self.task.output_weight
-        stays = (
-            name in self.kept_names and name not in self.guard.model
-        )  # nobody can read what never leaves its client
+        stays = bool(self.guard.model) and name in self.kept_names and name not in self.guard.model
         if not participants or stays:
             return torch.empty(0, self.task.classes), torch.empty(0, self.task.classes)
         return self.true_distributions(participants), mixing.norm_distribution(

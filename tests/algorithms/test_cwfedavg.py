@@ -93,7 +93,7 @@ def test_aggregate_leaves_the_old_state_as_it_was():
 
 def test_beside_the_model_only_the_empirical_form_sends_something():
     assert CwFedAvg().beside(W0, TASK) == {}
-    counts = Form(torch.float32, (2,), 0)  # a client may lack a class
+    counts = Form(torch.float32, (2,), 0, counts_samples=True)  # a client may lack a class
     assert CwFedAvg(distribution="empirical").beside(W0, TASK) == {"class_counts": counts}
 
 
