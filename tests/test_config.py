@@ -67,7 +67,7 @@ def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_
         ("train.lr=-0.1", "train.lr = -0.1 is not possible"),
         ("train.rounds=1.5", "train.rounds = 1.5 is not possible"),
         ("data.clients=0", "data.clients = 0 is not possible"),
-        ("data.partition=random", "'pathological', 'dirichlet' or 'iid'"),
+        ("data.partition=random", "unknown partition 'random': known: dirichlet, iid, pathological"),
         ("run.engine=gpu", "'auto', 'loop', 'threads' or 'vmap'"),
         ("data=3", "data = 3 is not possible"),
         ("train.lr.more=3", "train.lr"),

@@ -183,7 +183,7 @@ def test_runs_of_versions_that_did_not_record_code_are_taken_with_a_note(project
         ("model.name=faulty:model", r"model 'faulty:model' cannot be built: KeyError: 'x', faulty.py, line 4"),
         ("model.name=os:system", "model 'os:system' cannot be built: TypeError"),
         ("algorithm.name=os:system", "must be a dataclass that derives"),
-        ("data.partition=os:system", "'pathological', 'dirichlet' or 'iid'"),
+        ("data.partition=os:system", "partition 'os:system' cannot be used: TypeError"),
     ],
 )
 def test_code_that_fails_or_was_never_meant_to_be_called_is_one_sentence(project, setting, says):

@@ -16,7 +16,7 @@ from torch import Tensor
 Augment: TypeAlias = Literal["none", "crop", "flip", "crop-flip"]
 
 PAD = 4
-"""Pixels by which an image may be shifted; what comes in from outside is black."""
+"""Pixels by which an image may be shifted; what comes in from outside is black, the least that a pixel can be."""
 
 
 def draw(kind: Augment, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -27,12 +27,12 @@ def draw(kind: Augment, shape: tuple[int, ...], rng: np.random.Generator) -> NDA
     return np.concatenate([shifts, mirrored], -1).astype(np.int64)
 
 
-def change(images: Tensor, drawn: Tensor) -> Tensor:
+def change(images: Tensor, drawn: Tensor, black: float = -1.0) -> Tensor:
     """Images (... x C x H x W) shifted and mirrored as drawn (... x 3)."""
     *lead, channels, height, width = images.shape
     flat = images.reshape(-1, channels, height, width)
     down, right, mirrored = drawn.reshape(-1, 3).unbind(1)
-    padded = F.pad(flat, (PAD, PAD, PAD, PAD), value=-1.0)  # pixels are from -1 to 1
+    padded = F.pad(flat, (PAD, PAD, PAD, PAD), value=black)
     rows = down[:, None] + torch.arange(height, device=flat.device)
     columns = torch.arange(width, device=flat.device).expand(len(flat), width)
     columns = right[:, None] + torch.where(mirrored[:, None] > 0, width - 1 - columns, columns)

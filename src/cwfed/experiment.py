@@ -220,11 +220,6 @@ class Blueprint:
             )
         if min(size, *trained) == 1 and any(isinstance(m, _BatchNorm) for m in self.template.modules()):
             raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
-        if "crop" in self.config.data.augment and federation.data.inputs.dtype != np.uint8:
-            raise ConfigError(
-                "data.augment shifts images of bytes, whose border is black: these are "
-                f"{federation.data.inputs.dtype}; flip only, or give bytes"
-            )
         if self.config.data.augment != "none" and len(federation.shape.dims) != 3:
             raise ConfigError(
                 f'data.augment = "{self.config.data.augment}" shifts or mirrors images, and these samples have the shape '

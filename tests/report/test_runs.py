@@ -97,7 +97,7 @@ def test_an_unknown_partition_has_its_name_in_reports(whole, tmp_path):
     folder = copied(whole, tmp_path)
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace('"pathological"', '"shards"'))
-    assert "data.partition = 'shards' is not possible" in left_out(folder)[1]
+    assert "unknown partition 'shards'" in left_out(folder)[1]
 
 
 def test_curves_over_rounds_bytes_and_seconds_by_hand(whole):

@@ -89,9 +89,13 @@ class FedAvg:
         return {}
 
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
-        if own is None or own.keys() <= got.model.keys():
+        if own is None:
+            return got.model
+        remembered = self.remember(Start(got.model)).keys()
+        kept = {name: w for name, w in own.items() if name not in remembered}
+        if kept.keys() <= got.model.keys():
             return got.model  # not a copy: who shares a model is measured together
-        return own | got.model
+        return kept | got.model
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
         return Start(params=self.personal(got, own, data))

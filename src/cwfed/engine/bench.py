@@ -370,12 +370,17 @@ class Bench:
         size = len(plan) if one.until is None else max(1, len(plan) // max(1, one.epochs or how.epochs))
         for at in range(0, len(plan), max(1, size)):
             found = self._gather(own, plan[at : at + size])
-            yield found if changed is None else _changed(found, changed[at : at + size])
+            yield found if changed is None else _changed(found, changed[at : at + size], self.black)
 
     def _gather(self, own: Indices, plan: Sequence[Indices] | Indices) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(plan, np.ndarray):
             return self.samples.batches(own[plan])
         return (self.samples.batch(own[chosen]) for chosen in plan)
+
+    @cached_property
+    def black(self) -> float:
+        """The least that a pixel can be: bytes become -1 to 1, other numbers stay as they are."""
+        return -1.0 if self.samples.inputs.dtype == torch.uint8 else float(self.samples.inputs.min())
 
     def drawn(
         self, plan: Sequence[Indices] | Indices, when: When, index: int, client: int, round_: int, how: LocalTraining
@@ -464,9 +469,11 @@ def _dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def _changed(batches: Iterable[tuple[Tensor, Tensor]], drawn: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _changed(
+    batches: Iterable[tuple[Tensor, Tensor]], drawn: Sequence[Tensor], black: float
+) -> Iterator[tuple[Tensor, Tensor]]:
     for (inputs, labels), how in zip(batches, drawn, strict=True):
-        yield augment.change(inputs, how), labels
+        yield augment.change(inputs, how, black), labels
 
 
 def batches(samples: int, how: LocalTraining, one: Pass, rng: np.random.Generator) -> Sequence[Indices] | Indices:

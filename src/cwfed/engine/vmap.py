@@ -404,7 +404,7 @@ class Vmap(Loop):
             if among < len(plans):
                 inputs, labels, rate = inputs[:among], labels[:among], rate[:among]
             if changed is not None:
-                inputs = augment.change(inputs, changed[at])
+                inputs = augment.change(inputs, changed[at], self._bench.black)
             looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
             key = (inputs.shape, alike, *looked_up)
             losses, *moves = step(key, now, looked_up, inputs, labels, rate, compile=padded)
