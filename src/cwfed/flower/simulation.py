@@ -84,8 +84,10 @@ class SimulatedRun(FederatedRun):
     def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
         """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""
         names = [name for name in self.simulation.initial if name not in self.strategy.guard.model]
-        kept = self.complete(after).kept if names else {}
-        whole = [self.strategy.turn.sent[c].models[0] | kept.get(c, {}) for c in clients]
+        if not names:
+            return {}
+        kept, sent = self.complete(after).kept, self.strategy.turn.sent
+        whole = [(sent[c].models[0] if sent[c].models else {}) | kept.get(c, {}) for c in clients]
         return {name: torch.stack([model[name] for model in whole]) for name in names}
 
     def complete(self, progress: Progress) -> Progress:
