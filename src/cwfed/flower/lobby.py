@@ -9,7 +9,7 @@ from functools import partial
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from cwfed.errors import RunError
+from cwfed.core.errors import RunError
 from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
 from cwfed.flower.members import Hello, Members

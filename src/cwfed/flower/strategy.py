@@ -19,9 +19,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.events import Event, Note, PhaseResult, Round, Spent
+from cwfed.core.types import Download, Phase
 from cwfed.engine import Score
-from cwfed.errors import ConfigError, RunError
-from cwfed.events import Event, Note, PhaseResult, Round, Spent
+from cwfed.federation.open_round import OpenRound, Sizes
+from cwfed.federation.rounds import FUTILE, Progress, give_up_in_vain, is_over, mean
 from cwfed.flower import replies as replies_of
 from cwfed.flower import wire
 from cwfed.flower.lobby import Lobby
@@ -29,9 +32,6 @@ from cwfed.flower.members import Hello, Members
 from cwfed.flower.plan import Plan
 from cwfed.flower.post import Post, message_to
 from cwfed.flower.replies import Upload
-from cwfed.open_round import OpenRound, Sizes
-from cwfed.rounds import FUTILE, Progress, give_up_in_vain, is_over, mean
-from cwfed.types import Download, Phase
 
 log = logging.getLogger("cwfed.flower")
 
