@@ -172,21 +172,22 @@ class Simulation(Experiment):
         if len(rows) < len(visited):
             stack = {n: w[list(rows.values())] for n, w in stack.items() if n not in uploaded}
         sent = {v.client: Download(v.head) for v in visited}
-        return after, self._completed(opened, after, stack | uploaded, sent)
+        event = self.with_all_data(opened.event(), after, opened.closed.uploads, stack | uploaded, sent)
+        return after, replace(event, seconds=opened.clock.laps("report"))
 
-    def _completed(self, opened: OpenRound, after: Progress, models: Params, sent: Mapping[int, Download]) -> Round:
-        """The event of a round with what nobody can see who does not have all data."""
-        up, is_last = opened.closed.uploads, is_over(self.config, after)
-        participants = opened.closed.participants
-        p, estimate = self.distributions(participants, models)
+    def with_all_data(
+        self, event: Round, after: Progress, up: Uploads | None, models: Params, sent: Mapping[int, Download]
+    ) -> Round:
+        """An event with what only somebody sees who has all data; `models` are the participants', `sent` is what they were sent."""
+        is_last = is_over(self.config, after)
+        p, estimate = self.distributions(event.participants, models)
         return replace(
-            opened.event(),
+            event,
             correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
-            portrait=portray(self, after, participants, models) if is_last else None,
+            portrait=portray(self, after, event.participants, models) if is_last else None,
             leaks=self.leaks(up, sent) if up else {},
-            spent=self.spent(opened.number) if is_last else None,
-            seconds=opened.clock.laps("report"),
+            spent=self.spent(event.round) if is_last else None,
         )
 
     def _update(self, visited: Visited, stack: Params, row: int) -> Update:
