@@ -235,6 +235,12 @@ def test_scores_of_models_that_clients_keep_last_until_they_train_again():
     assert before.trained.keys() == {0, 1, 3}
 
 
+def test_a_model_that_was_trained_and_not_measured_has_no_score():
+    own = "algorithm.name=fedavg-ft"
+    before = Progress(1, blueprint(own).first_state(), trained={0: score(1), 1: score(2)})
+    assert close(take(open_round(own, before=before), {0: 1.0})).finish({}).trained == {1: score(2)}
+
+
 def test_without_own_models_scores_are_of_one_round():
     opened = close(take(open_round(before=Progress(1, blueprint().first_state())), {0: 1.0}, score=score(9)))
     opened.measured("received", {0: score(5), 1: score(5)})
