@@ -114,7 +114,7 @@ class FedPAC(FedAvg):
         head = task.layers[task.output]
         first = Pass(head, epochs=self.head_epochs, lr=self.head_lr, stage="head")
         body = Pass(tuple(name for name in task.parameters if name not in head), stage="body")
-        return (first, body) if self.head_epochs else (body,)
+        return tuple(one for one in (first, body) if one.trained and one.epochs != 0)
 
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
         output, notes = network(params, batch.inputs), start.notes
