@@ -302,6 +302,11 @@ class Bench:
         for cast, master in self._casts:
             cast.requires_grad_(master.requires_grad)
 
+    @property
+    def moving(self) -> list[Tensor]:
+        """The parameters that move in this pass, and their bf16 copies."""
+        return [parameter for parameter in self._trainable if parameter.requires_grad]
+
     def _make(
         self,
         algorithm: FedAvg,
