@@ -38,7 +38,10 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         "fedper": (once - 7 * 5_130, once - 7 * 5_130),  # the output layer stays
         "fedrep": (once - 7 * 5_130, once - 7 * 5_130),
         "fedproto": (7 * 5_130, 7 * 5_130),  # ten prototypes of 512 numbers, and ten flags or counts
-        "fedpac": (once + 7 * 5_130, once + 7 * (5_130 + 5_120 + 1)),  # H is as large as the prototypes; V is a number
+        "fedpac": (
+            once + 7 * 5_130,
+            once + 7 * (5_130 + 5_120 + 1),
+        ),  # H is as large as the prototypes; V is a number
         "fedcp": (once + 7 * 527_360,) * 2,  # the policy: 512 x 1024 weights, 1024 biases, and a norm layer's 2048
         "gpfl": (once + 7 * (527_360 + 5_120 - 5_130),) * 2,  # the valve and ten embeddings; the head stays
     }

@@ -318,7 +318,9 @@ def test_nearest_to_origin_fulfils_karush_kuhn_tucker(points, size, ridge, seed)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([0.0, 1e-30, 1.0, 1.0 + 1e-15, 3.0, 1e12]), min_size=2, max_size=8), st.integers(0, 9))
+@given(
+    st.lists(st.sampled_from([0.0, 1e-30, 1.0, 1.0 + 1e-15, 3.0, 1e12]), min_size=2, max_size=8), st.integers(0, 9)
+)
 def test_nearest_to_origin_of_whatever_is_a_mixture(lengths, seed):
     """Points that coincide, lie on a line, are the origin or very far: weights that are finite, and no endless search."""
     direction = torch.from_numpy(np.random.default_rng(seed).normal(size=3))

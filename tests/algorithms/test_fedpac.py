@@ -138,7 +138,9 @@ def test_the_server_by_hand():
     assert own[1] == pytest.approx([5.0, 2.0])
     assert own[4] == pytest.approx([1.0, 10.0])
     assert all(own[c] == [0, 0] for c in (0, 2, 3, 5)), "who sits out keeps its head ..."
-    assert all(FedPAC().send(after, c).model["w"].item() == 1 / 4 * 4 + 3 / 4 * 16 for c in range(6)), "... over the new body"
+    assert all(FedPAC().send(after, c).model["w"].item() == 1 / 4 * 4 + 3 / 4 * 16 for c in range(6)), (
+        "... over the new body"
+    )
     # counts weigh prototypes: (1 8 + 3 4) / 4; a class that no participant has keeps its own, and nothing fails
     assert after["prototypes"].flatten().tolist() == [5.0, 7.0]
     assert after["known"].tolist() == [1.0, 0.0]

@@ -1,21 +1,23 @@
-"""FedCP. Zhang et al., FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy, 2023.
+"""FedCP. Zhang et al., Separating Feature Information for Personalized Federated Learning via Conditional Policy, 2023.
 
-Two heads answer, and a policy network A: R^d -> R^2d (Linear, LayerNorm, ReLU) says which share of each feature goes to whom:
+Two heads answer, and a policy network A: R^d -> R^2d (Linear, LayerNorm, ReLU) divides the features between them:
 
     v = sum over the rows of P_i's weight on receipt,  u = v / ||v||
     (r, s) = softmax over the two halves of A(f * u),  so that r + s = 1 in every coordinate
     logits = P_i(r * f) + G(s * f)                     P_i the client's own head, G the received one
 
-    client i  trains (phi_i, P_i, A_i) on CE + lambda MMD^2(f(x; phi_i), f(x; phi)); G and the received body phi are fixed
+    client i  trains (phi_i, P_i, A_i) on CE + lambda MMD^2(f(x; phi_i), f(x; phi)); G and the received phi are fixed
               sends phi_i, A_i and the head (P_i + G) / 2; keeps P_i
     server    the mean of each by samples, which is the next (phi, A, G)
 
 P_i and G start as the common initial head. MMD^2 is `losses.mmd`, over a batch.
 
-Limiting cases: r = 1, s = 0 and lambda = 0 is FedPer (where the output layer has no bias: there are two); at the first batch MMD^2 is 0.
+Limiting cases: r = 1, s = 0 and lambda = 0 is FedPer, bit for bit (where the output layer has no bias: there are two); at
+the first batch MMD^2 is 0.
 
-In the authors' code the policy is a Gumbel softmax also at test time: the same model has another accuracy each time. And who sits out gets the
-new body with its old G and A; here all three are sent together. Who knows G can compute P_i from (P_i + G) / 2: it stays, but it is no secret.
+In the authors' code the policy is a Gumbel softmax also at the test: the same model has another accuracy each time. And who
+sits out gets the new body with its old G and A; here all three are sent together. Who knows G can compute P_i from
+(P_i + G) / 2: it stays, but it is no secret.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """FedPAC. Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, 2023.
 
-On receipt, with the received body phi, of the features of class j: mu_ij their mean, s_ij their mean squared norm, p_ij = n_ij / n_i.
+On receipt, with the received body phi, the features of class j have the mean mu_ij and the mean squared norm s_ij;
+p_ij = n_ij / n_i.
 
     client i  H_i has the rows p_ij mu_ij;  V_i = (1 / n_i) sum_j (p_ij s_ij - p_ij^2 ||mu_ij||^2)
               trains the head on CE, then the body on CE + lambda * mean over batch and coordinates of (f - C_y)^2
@@ -8,14 +9,16 @@ On receipt, with the received body phi, of the features of class j: mu_ij their 
     server    phi = sum_i p_i phi_i;   C_j = sum_i n_ij c_ij / sum_i n_ij;   client i gets the head sum_j a_ij h_j with
               a_i = argmin over the simplex of ||H_i - sum_j a_j H_j||^2 + sum_j a_j^2 V_j
 
-The programme is over the participants. It is the mixture nearest to the origin of the points (H_i - H_j, sqrt(V_j) e_j), whose inner products are
-S_ii - S_ij - S_ik + S_jk (and V_j where j = k), S those of the H: convex, so nothing need be done to eigenvalues. Weights below 1e-3 are cut off.
+The programme is over the participants: the mixture nearest to the origin of the points (H_i - H_j, sqrt(V_j) e_j), whose
+inner products are S_ii - S_ij - S_ik + S_jk (and V_j where j = k), S those of the H. It is convex, so that no eigenvalue
+has to be changed. Weights below 1e-3 are cut off, the others sum to 1.
 
-Where C_y is missing, the pull is to the client's own class mean on receipt; in round 1 there is none. Who sits out keeps its last mix, with the new phi.
-The server has it: what a client uploads and is sent is a whole model. The counts n_ij go up in the clear.
+Where C_y is missing, the pull is to the client's own class mean on receipt; in round 1 there is none. Who sits out keeps
+its last head, which the server has, over the new phi. The counts n_ij go up in the clear.
 
-Limiting cases: lambda = 0 and a_i = e_i is FedRep with head_epochs = 1, bit for bit; equal H and V give a_i = 1/|C|; V -> 0 with linearly
-independent H gives a_i = e_i. A widely used library lists heads in another order than H and V, so that its weights meet the wrong clients.
+Limiting cases: lambda = 0 and a_i = e_i is FedRep with head_epochs = 1, bit for bit; equal H and V give a_i = 1/|C|;
+V -> 0 with linearly independent H gives a_i = e_i. A widely used library lists heads in another order than H and V, so
+that its weights meet the wrong clients.
 """
 
 from __future__ import annotations

@@ -2,17 +2,19 @@
 
 The whole model stays with its client; what travels is a prototype per class, the mean feature of its samples:
 
-    client i  trains on CE + lambda * mean over batch and coordinates of (f - C_y)^2, C fixed; a class without C_y has no pull
+    client i  trains on CE + lambda * mean over batch and coordinates of (f - C_y)^2, C fixed; none without C_y
               c_ij = mean feature of its samples of class j, with the model that it keeps
-    server    C_j = sum_i n_ij c_ij / sum_i n_ij over the participants that have class j; a class that nobody has keeps its C_j
+    server    C_j = sum_i n_ij c_ij / sum_i n_ij over the participants that have class j; else C_j stays as it is
 
-Measured (phase `received`): the client's own model with the nearest of the newest prototypes, argmin_j ||f - C_j||, which is a linear head with
-rows 2 C_j and biases -||C_j||^2. Phase `trained` is the own model with its own head. Before the first prototypes both are the own model.
+Phase `received`, on which it is reported: the client's own model with the nearest of the newest prototypes,
+argmin_j ||f - C_j||, which is a linear head with rows 2 C_j and biases -||C_j||^2. Phase `trained`: with its own head.
+Before there is any prototype, both are the own model.
 
 Limiting cases: lambda = 0 trains as Local does, bit for bit; with one client C_j is its own class mean.
 
-Public versions average the features of the training pass, while the weights move; the paper's formula divides once more by the number of
-clients, so that its weights do not sum to 1. Some forget the classes that no participant of a round has, or pull classes without a prototype to 0.
+Public versions average the features of the training pass, while the weights move. The paper's formula divides once more
+by the number of clients, so that its weights do not sum to 1. Some forget a class that no participant of a round has, or
+pull classes without a prototype to 0.
 """
 
 from __future__ import annotations

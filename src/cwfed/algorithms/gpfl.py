@@ -1,21 +1,24 @@
 """GPFL. Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information, 2023.
 
-Beside the network, K class embeddings e (K x d, from N(0, 1)) and a conditional valve, gamma and beta each Linear(d, d), ReLU, LayerNorm:
+Beside the network there are K class embeddings e (K x d, from N(0, 1)) and a conditional valve T, whose gamma and beta are
+Linear(d, d), ReLU, LayerNorm each:
 
     T(f; c) = ReLU((gamma(c) + 1) * f + beta(c))
     g = (1/K) sum_k e_k,   t_i = sum_k p_ik e_k       from the received e, fixed for the round
 
-    client i  trains (phi, h_i, e, T) on CE(h_i(T(f; t_i)), y) + CE(cos(T(f; g), e_k) over k, y) + lambda ||T(f; g) - e_y||, the last e as
-              received and the norm over the whole batch (Frobenius), and weight decay mu on e and T only; sends phi, e, T; keeps h_i
+    client i  trains (phi, h_i, e, T) on CE(h_i(T(f; t_i)), y) + CE(cos(T(f; g), e_k) over k, y)
+              + lambda ||T(f; g) - e_y||,
+              the last e as received, the norm over the whole batch (Frobenius), and weight decay mu on e and T only
+              sends phi, e, T; keeps h_i
     server    the mean of each by samples
 
 The personal model is h_i(T(f; t_i)).
 
-Limiting cases: T the identity, without the second and third loss, is FedPer; a client with uniform classes has t_i = g. The cosines have no temperature:
-their cross-entropy is never below log(1 + (K - 1) e^-2), 2.67 for 100 classes.
+Limiting cases: T the identity, without the second and third loss, is FedPer, bit for bit; a client with uniform classes has
+t_i = g. The cosines have no temperature: their cross-entropy is never below log(1 + (K - 1) e^-2), 2.67 for 100 classes.
 
-Public code makes g and t_i from the client's own embeddings of its last round, before it takes over the received ones, and p_ik from a loader that drops
-the last batch.
+Public code makes g and t_i from the client's own embeddings of its last round, before it takes over the received ones, and
+p_ik from a loader that drops the last batch.
 """
 
 from __future__ import annotations
