@@ -6,9 +6,8 @@ Linear(d, d), ReLU, LayerNorm each:
     T(f; c) = ReLU((gamma(c) + 1) * f + beta(c))
     g = (1/K) sum_k e_k,   t_i = sum_k p_ik e_k       from the received e, fixed for the round
 
-    client i  trains (phi, h_i, e, T) on CE(h_i(T(f; t_i)), y) + CE(cos(T(f; g), e_k) over k, y)
-              + lambda ||T(f; g) - e_y||,
-              the last e as received, the norm over the whole batch (Frobenius), and weight decay mu on e and T only
+    client i  trains (phi, h_i, e, T) on CE(h_i(T(f; t_i)), y) + CE(cos(T(f; g), e_k) over k, y) + lambda ||T(f; g) - E_y||
+              with weight decay mu on e and T only; E is e as received, the norm is over the whole batch (Frobenius)
               sends phi, e, T; keeps h_i
     server    the mean of each by samples
 
