@@ -225,6 +225,8 @@ class Sizes:
     """Parameters that go up; -1 is all."""
     kept: int = 0
     """Numbers that every client keeps between its rounds."""
+    features: int = 0
+    """Inputs of the output layer, d."""
 
     @property
     def once(self) -> int:

@@ -60,7 +60,8 @@ def check_loss(algorithm: FedAvg, bench: Bench, batch: Batch, start: Start, one:
     moving: Sequence[str] = (
         one.trained if one.trained is not None else [n for n, p in bench.params.items() if p.requires_grad]
     )
-    leaves = [bench.params[n].requires_grad_() for n in moving]
+    bench.choose(one.trained)
+    leaves = bench.moving
     total = sum(algorithm.loss(bench.network, bench.params, batch, start, one.stage), torch.zeros(()))
     reached = total.requires_grad and any(
         g is not None for g in torch.autograd.grad(total, leaves, allow_unused=True)

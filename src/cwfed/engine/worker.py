@@ -109,6 +109,11 @@ class ClientView:
         self._bench, self._client, self._statistics = bench, client, statistics
         self._shard = bench.federation.shards[client]
 
+    @property
+    def output(self) -> str:
+        """The name of the network's output layer."""
+        return str(self._bench.model.output_layer)
+
     @cached_property
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
@@ -126,7 +131,15 @@ class ClientView:
     def class_means(self, params: Params) -> Tensor:
         """The mean normalised feature of each class; zero where the client has no sample."""
         self._bench.load(params | self._statistics)
-        return self._bench.class_means(self._shard.train)
+        return self._bench.class_means(self._shard.train, lambda features: F.normalize(features, dim=1))
+
+    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the features of each class: their mean, their mean squared norm, and how many samples the client has."""
+        self._bench.load(params | self._statistics)
+        found = self._bench.class_means(
+            self._shard.train, lambda features: torch.cat([features, features.square().sum(1, keepdim=True)], 1)
+        )
+        return found[:, :-1].contiguous(), found[:, -1].contiguous(), self.class_counts
 
 
 class Bench:
@@ -289,6 +302,11 @@ class Bench:
         for cast, master in self._casts:
             cast.requires_grad_(master.requires_grad)
 
+    @property
+    def moving(self) -> list[Tensor]:
+        """The parameters that move in this pass, and their bf16 copies."""
+        return [parameter for parameter in self._trainable if parameter.requires_grad]
+
     def _make(
         self,
         algorithm: FedAvg,
@@ -425,14 +443,14 @@ class Bench:
         )
 
     @torch.inference_mode()
-    def class_means(self, indices: Indices) -> Tensor:
-        """Of the loaded network: the mean normalised feature of each class, in main memory."""
+    def class_means(self, indices: Indices, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of the loaded network: the mean of a function of the features, by class, in main memory."""
         self.model.eval()
         classes, width = self.federation.data.classes, self._output.in_features
-        sums = torch.zeros(classes, width, device=self.samples.device)
+        sums = torch.zeros_like(of(torch.zeros(classes, width, device=self.samples.device)))
         for at in range(0, len(indices), EVALUATION_BATCH):
             inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
-            sums.index_add_(0, labels, F.normalize(self.forward(inputs).features, dim=1))
+            sums.index_add_(0, labels, of(self.forward(inputs).features))
         counts = torch.from_numpy(np.bincount(self.federation.data.labels[indices], minlength=classes))
         return sums.cpu().clone() / counts.clamp_min(1)[:, None]
 
