@@ -260,7 +260,7 @@ class Bench:
                 self._generator.manual_seed(
                     torch_seed(how.seed, purpose("dropout mask", when, index), round_, client)
                 )
-                self.choose(one.trained)
+                self.choose(one)
                 prefix = f"{OPTIMIZER}{index}."
                 state = {n.removeprefix(prefix): t for n, t in (kept or {}).items() if n.startswith(prefix)}
                 losses, state = self._make(algorithm, when, index, one, start, client, round_, how, state)
@@ -278,12 +278,13 @@ class Bench:
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
         return mean_loss if intact else np.nan, mean_penalty, optimizer
 
-    def choose(self, names: Sequence[str] | None) -> None:
-        """Only these parameters move; their bf16 copies follow."""
-        if names is None:
-            for parameter, required in self._trainable.items():
-                parameter.requires_grad_(required)
+    def choose(self, one: Pass | None) -> None:
+        """Only what a pass trains moves (None: all that can be trained); bf16 copies follow."""
+        for parameter, required in self._trainable.items():
+            parameter.requires_grad_(required)
+        if one is None or (one.trained is None and not one.fixed):
             return
+        names = set(one.moving([name for name, parameter in self.params.items() if parameter.requires_grad]))
         for name, parameter in self.params.items():
             parameter.requires_grad_(name in names)
         for cast, master in self._casts:

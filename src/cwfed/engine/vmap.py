@@ -317,7 +317,7 @@ class Vmap(Loop):
         sums, steps = np.zeros((len(rows), 2)), np.zeros(len(rows))
         kept_states: Params = {}
         for index, one in enumerate(passes):
-            group = group.training(every if one.trained is None else one.trained)
+            group = group.training(one.moving(every))
             if not self.how.is_plain:
                 group = group._replace(optimizer=self._optimizer(index, group, visits))
             plans = [self._plan(round_, index, one, visit.client) for visit in visits]

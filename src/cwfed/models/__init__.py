@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cwfed.errors import ConfigError, CwfedError, did_you_mean
 from cwfed.models.cnn import CNN
@@ -16,9 +18,17 @@ from cwfed.models.mlp import MLP
 from cwfed.models.resnet18 import ResNet18
 from cwfed.models.shape import InputShape
 from cwfed.plugins import load_object, why
-from cwfed.types import Params, Task
+from cwfed.types import Norm, Params, Task
 
 Builder = Callable[..., nn.Module]
+
+NORMS: dict[Norm, tuple[type[nn.Module], ...]] = {
+    "batch": (_BatchNorm,),
+    "group": (nn.GroupNorm,),
+    "layer": (nn.LayerNorm, nn.RMSNorm),
+    "instance": (_InstanceNorm,),
+}
+"""The norm layers of each kind: what they are, not what they are called."""
 
 MODELS: dict[str, Builder] = {"cnn": CNN, "resnet18": ResNet18, "fasttext": FastText, "mlp": MLP}
 
@@ -143,8 +153,14 @@ def task_of(model: nn.Module, clients: int, classes: int, seed: int = 0) -> Task
         own = tuple(f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
         if own and not attached(model, name):
             layers[name] = own
+    norms = {
+        name: kind
+        for name, module in model.named_modules()
+        for kind, types in NORMS.items()
+        if isinstance(module, types) and not attached(model, name)
+    }
     assert isinstance(model.output_layer, str)
-    return Task(clients=clients, classes=classes, layers=layers, output=model.output_layer, seed=seed)
+    return Task(clients, classes, layers, model.output_layer, seed, norms)
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
