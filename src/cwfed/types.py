@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -160,6 +161,8 @@ class Output(NamedTuple):
     """The input of the output layer."""
     weight: Tensor
     """The output layer's weight matrix as it is at this batch, one row a class."""
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    """The network's buffers, such as running means, after this batch."""
 
 
 class Network(Protocol):
@@ -246,6 +249,8 @@ class Sizes:
     """Parameters that go up; -1 is all."""
     kept: int = 0
     """Numbers that every client keeps between its rounds."""
+    features: int = 0
+    """Inputs of the output layer, d."""
 
     @property
     def once(self) -> int:

@@ -45,6 +45,11 @@ class ClientData(Protocol):
     def class_means(self, params: Params) -> Tensor:
         """The mean normalised feature of each class (K x features) under a model; zero where it has no sample."""
 
+    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the features of each class under a model: their mean (K x features) and their mean squared norm (K), zero
+        where it has no sample, and how many samples it has (K).
+        """
+
 
 @runtime_checkable
 class Algorithm(Protocol[S]):

@@ -126,7 +126,15 @@ class ClientView:
     def class_means(self, params: Params) -> Tensor:
         """The mean normalised feature of each class; zero where the client has no sample."""
         self._bench.load(params | self._statistics)
-        return self._bench.class_means(self._shard.train)
+        return self._bench.class_means(self._shard.train, lambda features: F.normalize(features, dim=1))
+
+    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the features of each class: their mean, their mean squared norm, and how many samples the client has."""
+        self._bench.load(params | self._statistics)
+        found = self._bench.class_means(
+            self._shard.train, lambda features: torch.cat([features, features.square().sum(1, keepdim=True)], 1)
+        )
+        return found[:, :-1].contiguous(), found[:, -1].contiguous(), self.class_counts
 
 
 class Bench:
@@ -219,7 +227,7 @@ class Bench:
     def forward(self, inputs: Tensor) -> Output:
         """What the network says, with the features that the output layer saw."""
         logits = self.model(inputs)
-        return Output(logits, self.take_features(), self._output.weight)
+        return Output(logits, self.take_features(), self._output.weight, self.buffers)
 
     def network(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
         """The network as a function of its parameters; see `types.Network`."""
@@ -227,12 +235,13 @@ class Bench:
             return self.forward(inputs)
         casts = self._cast_names
         given = {n: params[n].bfloat16() if n in casts else params[n] for n in self._own_names}
+        buffers = self.buffers
         if statistics is None:
-            given |= {name: b.clone() for name, b in self.buffers.items()}
+            buffers = {name: b.clone() for name, b in buffers.items()}
         elif statistics:
-            given |= {n: self.buffers[statistics + n] for n in self.buffers if statistics + n in self.buffers}
-        logits = functional_call(self.model, given, (inputs,))
-        return Output(logits, self.take_features(), params[self.output_weight])
+            buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
+        logits = functional_call(self.model, given | buffers, (inputs,))
+        return Output(logits, self.take_features(), params[self.output_weight], buffers)
 
     def train(
         self,
@@ -426,14 +435,14 @@ class Bench:
         )
 
     @torch.inference_mode()
-    def class_means(self, indices: Indices) -> Tensor:
-        """Of the loaded network: the mean normalised feature of each class, in main memory."""
+    def class_means(self, indices: Indices, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of the loaded network: the mean of a function of the features, by class, in main memory."""
         self.model.eval()
         classes, width = self.federation.data.classes, self._output.in_features
-        sums = torch.zeros(classes, width, device=self.samples.device)
+        sums = torch.zeros_like(of(torch.zeros(classes, width, device=self.samples.device)))
         for at in range(0, len(indices), EVALUATION_BATCH):
             inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
-            sums.index_add_(0, labels, F.normalize(self.forward(inputs).features, dim=1))
+            sums.index_add_(0, labels, of(self.forward(inputs).features))
         counts = torch.from_numpy(np.bincount(self.federation.data.labels[indices], minlength=classes))
         return sums.cpu().clone() / counts.clamp_min(1)[:, None]
 

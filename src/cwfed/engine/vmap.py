@@ -178,7 +178,7 @@ class Vmap(Loop):
                 buffers = {name: b.clone() for name, b in buffers.items()}
             elif statistics:
                 buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
-            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight])
+            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight], buffers)
 
         batch = Batch(inputs, labels, self.how.label_smoothing)
         found = self.algorithm.loss(network, params, batch, Start({}, group.anchor, group.notes), stage)

@@ -32,7 +32,18 @@ NORMS: dict[Norm, tuple[type[nn.Module], ...]] = {
 
 MODELS: dict[str, Builder] = {"cnn": CNN, "resnet18": ResNet18, "fasttext": FastText, "mlp": MLP}
 
-__all__ = ["MODELS", "InputShape", "attach", "attached", "build", "default_for", "detach", "holder", "task_of"]
+__all__ = [
+    "MODELS",
+    "Attached",
+    "InputShape",
+    "attach",
+    "attached",
+    "build",
+    "default_for",
+    "detach",
+    "holder",
+    "task_of",
+]
 
 
 def default_for(shape: InputShape) -> str:
@@ -101,7 +112,10 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
 
 
 class Attached(nn.Module):
-    """The tensors of a module, by their names, without what it does: an nn.Sequential calls all that it has."""
+    """The tensors of a module, by their names, without what it does: an nn.Sequential calls all that it has.
+
+    They are no layer. What `attach` adds to a network is not part of what it computes; what an algorithm adds to a layer in it may be.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -151,7 +165,7 @@ def task_of(model: nn.Module, clients: int, classes: int, seed: int = 0) -> Task
     layers: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
         own = tuple(f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
-        if own and not attached(model, name):
+        if own and not isinstance(module, Attached) and not attached(model, name):
             layers[name] = own
     norms = {
         name: kind
