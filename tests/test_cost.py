@@ -37,6 +37,9 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         "fednh": (once - 7 * 9, once - 7 * 9 + 70),  # ten biases fewer, a scale more; ten counts up
         "fedper": (once - 7 * 5_130, once - 7 * 5_130),  # the output layer stays
         "fedrep": (once - 7 * 5_130, once - 7 * 5_130),
+        "fedbabu": (once - 7 * 5_130, once - 7 * 5_130),
+        "lg-fedavg": (7 * 5_130, 7 * 5_130),  # nothing else travels
+        "feddbe": (once + 7 * 513, once + 7 * 512),  # a mean feature each way, and whether there is one
     }
     table = {row.method: row for row in costs("cnn", InputShape((3, 32, 32)), 10, 50, 7, {})}
     assert others.keys() < table.keys()
