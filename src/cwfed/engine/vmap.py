@@ -158,7 +158,7 @@ class Vmap:
                 buffers = {name: b.clone() for name, b in buffers.items()}
             elif statistics:
                 buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
-            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight])
+            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight], buffers)
 
         batch = Batch(inputs, labels, self.how.label_smoothing)
         found = self.algorithm.loss(network, params, batch, Start({}, group.anchor, group.notes), stage)
@@ -299,7 +299,7 @@ class Vmap:
         sums, steps = np.zeros((len(rows), 2)), np.zeros(len(rows))
         kept_states: Params = {}
         for index, one in enumerate(passes):
-            group = group.training(every if one.trained is None else one.trained)
+            group = group.training(one.moving(every))
             if not self.how.is_plain:
                 group = group._replace(optimizer=self._optimizer(index, group, visits))
             plans = [self._plan(round_, index, one, visit.client) for visit in visits]
