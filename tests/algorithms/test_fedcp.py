@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from cwfed import losses
 from cwfed.algorithms.fedcp import FedCP, PolicyHead, context_of
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Start
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Start
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
 from tests.conftest import finish, leaves, small
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedpac import FedPAC
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Download, Output, Start, Task, Uploads
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Output, Start, Task, Uploads
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
 from tests.conftest import finish, leaves, small
 

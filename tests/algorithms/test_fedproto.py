@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from cwfed.algorithms.fedproto import NEVER, FedProto
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download, Output, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download, Output, Start
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, uploads
 from tests.conftest import finish, leaves, small
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from cwfed.algorithms import gpfl
 from cwfed.algorithms.gpfl import GPFL, ValveHead, mean_embedding, valve
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Download, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Start
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
 from tests.conftest import finish, leaves, small
 

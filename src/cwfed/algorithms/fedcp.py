@@ -31,11 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Cost, Download, Form, Loss, Network, Params, Sizes, Start, Task, Uploads
+from cwfed.core import losses, mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Cost, Download, Form, Loss, Network, Params, Sizes, Start, Task, Uploads
 
 
 def generic(names: Iterable[str], output: str) -> list[str]:

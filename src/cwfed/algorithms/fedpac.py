@@ -30,12 +30,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.fedproto import LARGEST_FEATURE, moved_prototypes, no_prototypes, prototype_forms
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Cost, Download, Form, Loss, Network, Params, Pass, Sizes, Start, Task, Uploads, When
+from cwfed.core import losses, mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import (
+    Batch,
+    Cost,
+    Download,
+    Form,
+    Loss,
+    Network,
+    Params,
+    Pass,
+    Sizes,
+    Start,
+    Task,
+    Uploads,
+    When,
+)
 
 LEAST = 1e-3
 """Smaller weights of a mix are cut off."""

@@ -26,11 +26,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Form, Output, Params, Sizes, Start, Task, Uploads
+from cwfed.core import losses, mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Form, Output, Params, Sizes, Start, Task, Uploads
 
 LARGEST_FEATURE = 1e12
 """No honest mean feature is larger: its squared norm is still a float32 number."""

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Download, Loss, Network, Params, Start, Task, Uploads
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Params, Start, Task, Uploads
 
 EMBEDDINGS = "class_embeddings"
 """The name of e in the head."""
