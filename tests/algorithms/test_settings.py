@@ -22,6 +22,11 @@ from cwfed.errors import ConfigError
         ("ifca", {"k": 2}),
         ("fednh", {"rho": 0.9, "scale": 1.0, "learn_scale": True}),
         ("feduv", {"mu": 2.5, "lambda": 0.5}),
+        ("lg-fedavg", {"shared_layers": "output"}),
+        ("fedbabu", {"personal_layers": "output", "tune_epochs": 5, "tuned": "all"}),
+        ("fedbn", {"norms": ["batch"]}),
+        ("fedrod", {"gamma": 1.0, "personal_start": "copy"}),
+        ("feddbe", {"kappa": 50.0, "mean_momentum": 1.0}),
     ],
 )
 def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
@@ -54,6 +59,11 @@ def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
         ("fednh", "scale", 1e-9, 0.0),
         ("feduv", "mu", 0.0, -1e-9),
         ("feduv", "lambda", 0.0, -1e-9),
+        ("fedbabu", "tune_epochs", 0, -1),
+        ("fedrod", "gamma", 0.0, -1e-9),
+        ("feddbe", "kappa", 0.0, -1e-9),
+        ("feddbe", "mean_momentum", 1e-9, 0.0),
+        ("feddbe", "mean_momentum", 1.0, 1.001),
     ],
 )
 def test_settings_end_where_they_say(name, setting, allowed, refused):
