@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import cwfed
-from cwfed import session
 from cwfed.algorithms.fedbabu import FedBABU
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass
 from cwfed.engine import bench as benches
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Pass
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from cwfed.runs import session
 from tests.conftest import finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")

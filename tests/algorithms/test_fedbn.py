@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from cwfed.algorithms.fedbn import FedBN
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
+from cwfed.federation.simulation import Simulation
 from cwfed.models import InputShape, ResNet18, statistics, task_of
-from cwfed.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")

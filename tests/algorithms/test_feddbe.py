@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 
 import cwfed
-from cwfed import session
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.feddbe import KNOWN, MEAN, MEMORY, FedDBE
 from cwfed.algorithms.fedper import FedPer, FedRep
 from cwfed.algorithms.fedprox import FedProx
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Output, Pass, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Output, Pass, Start
+from cwfed.federation.simulation import Simulation
+from cwfed.runs import session
 from tests.conftest import finish, leaves, small
 from tests.engine.test_vmap import assert_like_the_loop
 

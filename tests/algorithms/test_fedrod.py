@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import cwfed
-from cwfed import session
 from cwfed.algorithms.fedrod import PERSONAL, PRIOR, FedRoD
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Download, Output, Pass, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Output, Pass, Start
+from cwfed.federation.simulation import Simulation
+from cwfed.runs import session
 from tests.conftest import finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")

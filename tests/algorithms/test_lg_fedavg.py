@@ -7,8 +7,8 @@ import torch
 
 from cwfed.algorithms.fedper import FedPer
 from cwfed.algorithms.lg_fedavg import LGFedAvg
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
+from cwfed.core.errors import ConfigError
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import uploads
 from tests.conftest import finish, leaves, small
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cwfed.algorithms import FedAvg, build, describe, foreign
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,10 @@ from cwfed.errors import ConfigError
         ("fedbn", {"norms": ["batch"]}),
         ("fedrod", {"gamma": 1.0, "personal_start": "copy"}),
         ("feddbe", {"kappa": 50.0, "mean_momentum": 1.0}),
+        ("fedproto", {"lambda": 1.0, "weights": "samples", "predict": "prototypes"}),
+        ("fedpac", {"lambda": 1.0, "head_epochs": 1, "head_lr": 1.0}),
+        ("fedcp", {"lambda": 5.0}),
+        ("gpfl", {"lambda": 0.01, "mu": 0.1}),
     ],
 )
 def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
@@ -64,6 +68,13 @@ def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
         ("feddbe", "kappa", 0.0, -1e-9),
         ("feddbe", "mean_momentum", 1e-9, 0.0),
         ("feddbe", "mean_momentum", 1.0, 1.001),
+        ("fedproto", "lambda", 0.0, -1e-9),
+        ("fedpac", "lambda", 0.0, -1e-9),
+        ("fedpac", "head_epochs", 0, -1),
+        ("fedpac", "head_lr", 1e-9, 0.0),
+        ("fedcp", "lambda", 0.0, -1e-9),
+        ("gpfl", "lambda", 0.0, -1e-9),
+        ("gpfl", "mu", 0.0, -1e-9),
     ],
 )
 def test_settings_end_where_they_say(name, setting, allowed, refused):

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from cwfed.algorithms import FedAvg
-from cwfed.engine.bench import LocalTraining, batches
-from cwfed.errors import ConfigError
-from cwfed.rng import stream
-from cwfed.simulation import Simulation
-from cwfed.types import Loss, Pass
-from tests.conftest import finish, leaves, small
+from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream
+from cwfed.core.types import Loss, Pass
+from cwfed.engine.worker import LocalTraining, batches
+from cwfed.federation.simulation import Simulation
+from tests.conftest import finish, leaves, small, use_algorithm
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def test_bounds_hold_after_every_step():
 
     for engine in ("loop", "vmap"):
         simulation = Simulation(small(f"algorithm.name={__name__}:Wrong", f"run.engine={engine}"))
-        simulation.engine.algorithm = simulation.algorithm = Bounded()
+        use_algorithm(simulation, Bounded())
         progress, _ = finish(simulation)
         assert all(w.abs().max() <= 0.01 + 1e-6 for w in progress.server["model"].values())
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from cwfed.algorithms.fedper import FedPer
-from cwfed.errors import ConfigError
-from cwfed.types import Pass, Phase, Start, Task, When
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass, Phase, Start, Task, When
 
 
 @dataclass(frozen=True)

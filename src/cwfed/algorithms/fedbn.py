@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.types import Norm, Task
+from cwfed.core.types import Norm, Task
 
 
 @dataclass(frozen=True)

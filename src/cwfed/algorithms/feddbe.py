@@ -30,11 +30,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Form, Output, Params, Pass, Sizes, Start, Task, Uploads, When
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Form, Output, Params, Pass, Sizes, Start, Task, Uploads, When
 
 MEMORY, AVERAGE = "dbe_memory", "dbe_average"
 """In the output layer: m_i, a parameter, and a, a buffer that every training starts anew."""

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Params, Start, Task
 from cwfed.models import Attached
-from cwfed.types import Batch, Download, Loss, Network, Params, Start, Task
 
 PERSONAL = "personal_head"
 """What P is called in the output layer, whose own weight and bias are G's."""

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from cwfed.algorithms import FedAvg
-from cwfed.errors import ConfigError, did_you_mean
-from cwfed.types import Batch, Download, Params, Pass, Start, Task, When
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.types import Batch, Download, Params, Pass, Start, Task, When
 
 if TYPE_CHECKING:
     from cwfed.engine.base import Visit
-    from cwfed.engine.bench import Bench, LocalTraining
+    from cwfed.engine.worker import Bench, LocalTraining
 
 
 def rehearse(bench: Bench, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining) -> None:
@@ -54,7 +54,8 @@ def check_loss(algorithm: FedAvg, bench: Bench, batch: Batch, start: Start, one:
         shape = tuple(bad[0].shape) if isinstance(bad[0], Tensor) else type(bad[0]).__name__
         raise ConfigError(f"the loss of {name} must be two numbers (loss and penalty), one of them is {shape}")
     moving = one.moving(n for n, p in bench.params.items() if p.requires_grad)
-    leaves = [bench.params[n].requires_grad_() for n in moving]
+    bench.choose(one)
+    leaves = bench.moving
     total = sum(algorithm.loss(bench.network, bench.params, batch, start, one.stage), torch.zeros(()))
     reached = total.requires_grad and any(
         g is not None for g in torch.autograd.grad(total, leaves, allow_unused=True)
