@@ -31,9 +31,10 @@ fuzz: install-dev    ## some thirty thousand damaged and hostile inputs, about t
 soak: install-dev    ## ten minutes of kills, full disks and damage
 	CWFED_SOAK_SECONDS=600 $(BIN)/python -m pytest -q -s -m slow tests/chaos
 
-lint: install-dev    ## style
+lint: install-dev    ## style, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: install-dev   ## types
 	$(BIN)/mypy

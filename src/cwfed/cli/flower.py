@@ -103,7 +103,7 @@ def flower_up(
         raise CwfedError(f"the run {problem} (more in {folder / 'logs' / 'superlink.log'})")
     from cwfed.runs.folder import RunFolder
 
-    print_summary(RunFolder(folder / "server").read_json("summary.json", "reported"))
+    print_summary(RunFolder(folder / "server").summary())
     where = escape(str(folder))
     out.print(f"\nThe server's run folder is [bold]{where}/server[/bold], the personal models are in {where}/state")
 

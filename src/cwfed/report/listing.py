@@ -66,10 +66,8 @@ def _look(path: Path) -> Listed:
         run = read_run(path)
     except CwfedError as error:
         return Listed(path, "damaged", settings, why=str(error))
-    reported, seconds = run.summary["reported"]["accuracy"], run.summary["seconds"]["total"]
-    return Listed(
-        path, "finished", settings, run.summary["rounds"], reported, seconds, run.manifest.get("started", "")
-    )
+    reported, seconds = run.summary.reported.accuracy, run.summary.seconds["total"]
+    return Listed(path, "finished", settings, run.summary.rounds, reported, seconds, run.manifest.get("started", ""))
 
 
 def _has_events(path: Path) -> bool:

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -30,7 +31,7 @@ from cwfed.federation.rounds import Progress, from_tree, to_tree
 from cwfed.runs import saved_models
 from cwfed.runs.checkpoint import Checkpoints, load
 from cwfed.runs.saved_models import Models
-from cwfed.runs.summary import summarise
+from cwfed.runs.summary import Summary, summarise
 
 ADDED_LATER = {
     "data.split_seed": -1,
@@ -193,24 +194,23 @@ class RunFolder:
 
     # --- the summary
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """The last file of a run: it is finished when this is there."""
-        self.write_json("summary.json", summary | {_EVENTS_SUM: self.mark().sha256})
+        self.write_json("summary.json", summary.to_dict() | {_EVENTS_SUM: self.mark().sha256})
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The summary of a finished run, which must be the one that its events give."""
         return self.result()[0]
 
-    def result(self) -> tuple[dict[str, Any], list[Event]]:
+    def result(self) -> tuple[Summary, list[Event]]:
         """The summary of a finished run, and its events: not those of rounds that it was given since."""
         stored = self._stored()
         content = self._content(stored)
-        for key in (_SHARED, _TAIL):
-            stored.pop(key, None)
-        sealed = stored.pop(_EVENTS_SUM, None)  # earlier versions wrote none
+        sealed = stored.get(_EVENTS_SUM)  # earlier versions wrote none
         happened = events.parse(content, self.path / "events.jsonl")
         try:
-            given = json.loads(json.dumps(summarise(happened)))
+            summary = summarise(happened)
+            given = json.loads(summary.to_json())
         except (ValueError, TypeError, IndexError, ZeroDivisionError, AssertionError) as error:
             raise RunError(f"{self.path} is damaged: its events contradict each other ({error})") from None
         for key, value in given.items():
@@ -218,7 +218,13 @@ class RunFolder:
                 raise RunError(f"{self.path} is damaged: its events do not match its summary ({key} differs)")
         if sealed and sealed != files.sha256(content):
             raise RunError(f"{self.path / 'events.jsonl'} is damaged: it is not as it was when the run finished")
-        return stored, happened
+        # what no event says: how much memory it took
+        peak, of = stored.get("peak_memory_bytes"), stored.get("peak_memory_of")
+        return replace(
+            summary,
+            peak_memory_bytes=peak if isinstance(peak, int) else None,
+            peak_memory_of=of if isinstance(of, str) else "",
+        ), happened
 
     def rounds_done(self) -> int:
         """How many rounds the result here has; 0 where there is none yet."""
