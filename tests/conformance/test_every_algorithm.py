@@ -75,7 +75,7 @@ def test_engine_and_workers_do_not_matter(name, model):
 
 
 def test_interrupted_equals_uninterrupted(name, tmp_path):
-    config = settings_of(name, "train.rounds=4", "train.participation=0.5", "train.dropout=0.2")
+    config = settings_of(name, "train.rounds=4", "train.participation=0.5", "train.client_dropout=0.2")
     whole = outcome(Simulation(config))
 
     simulation = Simulation(config)
@@ -89,7 +89,7 @@ def test_interrupted_equals_uninterrupted(name, tmp_path):
 
 
 def test_partial_participation_and_lost_clients(name):
-    config = settings_of(name, "train.rounds=6", "train.participation=0.5", "train.dropout=0.3")
+    config = settings_of(name, "train.rounds=6", "train.participation=0.5", "train.client_dropout=0.3")
     _, events = finish(Simulation(config))
     assert all(len(e.participants) + len(e.dropped) == 3 for e in events)
     assert any(e.dropped for e in events)
@@ -97,7 +97,7 @@ def test_partial_participation_and_lost_clients(name):
 
 
 def test_a_round_that_loses_everybody_changes_nothing(name):
-    simulation = Simulation(settings_of(name, "train.rounds=1", "train.dropout=0.999999"))
+    simulation = Simulation(settings_of(name, "train.rounds=1", "train.client_dropout=0.999999"))
     before = simulation.start()
     progress, (event,) = finish(simulation, before)
     assert (event.participants, event.loss, event.up) == ([], None, 0)

@@ -84,7 +84,7 @@ def assert_same_bits(config, folder, **untold):
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
-    config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
+    config = settings(name, "train.participation=0.5", "train.client_dropout=0.2", "run.evaluate_every=2")
     assert_same_bits(config, tmp_path)
 
 

@@ -38,7 +38,7 @@ METHODS = (
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
 DROPOUT = ("model.name=tests.engine.test_engines:with_dropout", "model.options={}")
 WORDS = ("data.name=tests.golden:few_words", "model.name=fasttext", "model.options={}", "train.lr=0.5")
-SOME = ("train.participation=0.7", "train.dropout=0.2", "run.evaluate_every=2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2", "run.evaluate_every=2")
 
 
 def few_words() -> Any:

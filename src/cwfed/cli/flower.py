@@ -37,9 +37,9 @@ def flower_new(
     ] = 10_000,
 ) -> None:
     """Write a Flower app that is ready for `flwr run`, with the guards of a federation of strangers."""
+    from cwfed.federation.settings import flat
     from cwfed.flower.plan import Plan
     from cwfed.flower.project import with_most_samples, write_project
-    from cwfed.runs.folder import flat
 
     settings = set_ or []
     if config is None:  # the digits, as in the demo: a first run takes a minute

@@ -21,8 +21,9 @@ from cwfed.core.files import sha256
 from cwfed.core.metrics import BUILT_IN, is_share
 from cwfed.core.types import Phase
 from cwfed.data import classes_held_by_nobody
-from cwfed.federation.config import Config
-from cwfed.runs.folder import FREE_TO_CHANGE, RunFolder, experiment, flat
+from cwfed.federation.config import FREE_TO_CHANGE, Config
+from cwfed.federation.settings import flat
+from cwfed.runs.folder import RunFolder
 from cwfed.runs.summary import Summary, aggregate
 
 Horizontal = Literal["round", "bytes", "seconds"]
@@ -189,7 +190,7 @@ def _check_together(
     # the server of a real federation does not know who holds what
     holders = len(manifest["split"]["histogram"]) or started.clients
     shape = (holders, len(manifest["data"]["classes"]))
-    other = manifest.get("experiment", "") not in ("", experiment(config))
+    other = manifest.get("experiment", "") not in ("", config.fingerprint)
     if len(set(facts)) > 1 or shape != (started.clients, started.classes) or other:
         raise RunError(f"{folder.path} is mixed up: its config, manifest and events are of different runs")
     last = rounds[-1].round if rounds[-1].stopped else config.train.rounds

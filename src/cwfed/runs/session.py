@@ -18,7 +18,7 @@ from cwfed.federation.manifest import Facts, changed
 from cwfed.federation.rounds import FinalModels, Progress
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import memory
-from cwfed.runs.folder import Restored, RunFolder, experiment
+from cwfed.runs.folder import Restored, RunFolder
 from cwfed.runs.summary import Summary, pick, summarise
 from cwfed.runs.track import tracking
 
@@ -284,7 +284,7 @@ def _picked_before(folder: RunFolder, started: Started, progress: Progress | Non
 def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Restored, list[str]]:
     """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
     config = simulation.config
-    facts = simulation.manifest() | {"experiment": experiment(config), "code": plugins.sources(config.code())}
+    facts = simulation.manifest() | {"experiment": config.fingerprint, "code": plugins.sources(config.code())}
     words = facts.pop("words", None)
     restored, notes = Restored(None, None, []), list[str]()
     if folder.exists:  # nothing is changed before all of it is known to fit
