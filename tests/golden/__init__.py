@@ -43,7 +43,7 @@ SOME = ("train.participation=0.7", "train.client_dropout=0.2", "run.evaluate_eve
 
 def few_words() -> Any:
     """Text in which every class has words of its own."""
-    from tests.conformance.test_every_algorithm import few_words as dataset
+    from cwfed.testing.problems import few_words as dataset
 
     return dataset()
 
