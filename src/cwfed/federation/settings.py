@@ -45,7 +45,7 @@ def setting(
     an experiment's hash, so that those runs can be resumed. A new setting needs it.
     `was` is the key, with its section, under which the setting was known before it was renamed.
     """
-    about = Setting(changes=changes, since=since, was=was, has_before=before is not _NOT_GIVEN, before=before)
+    about = Described(changes=changes, since=since, was=was, has_before=before is not _NOT_GIVEN, before=before)
     given = {"default_factory": factory} if factory else {"default": default}
     return Field(**given, **bounds, json_schema_extra={_ABOUT: about})  # type: ignore[call-overload]
 
@@ -54,7 +54,7 @@ _ABOUT = "about"
 
 
 @dataclass(frozen=True)
-class Setting:
+class Described:
     """What is known of a setting."""
 
     changes: Changes
@@ -78,9 +78,9 @@ class Section(BaseModel):
     )
 
 
-def describe(config: type[Section]) -> Mapping[str, Setting]:
+def describe(config: type[Section]) -> Mapping[str, Described]:
     """All settings by their keys, section by section; a section that is free in its keys (the algorithm's) has none."""
-    found: dict[str, Setting] = {}
+    found: dict[str, Described] = {}
     for name, section in config.model_fields.items():
         if isinstance(section.annotation, type) and issubclass(section.annotation, Section):
             for key, about in section.annotation.model_fields.items():
@@ -88,14 +88,14 @@ def describe(config: type[Section]) -> Mapping[str, Setting]:
     return MappingProxyType(found)
 
 
-def _described(key: str, about: FieldInfo) -> Setting:
+def _described(key: str, about: FieldInfo) -> Described:
     extra = about.json_schema_extra
-    if not isinstance(extra, dict) or not isinstance(extra.get(_ABOUT), Setting) or not about.description:
+    if not isinstance(extra, dict) or not isinstance(extra.get(_ABOUT), Described) or not about.description:
         raise TypeError(f"{key} is not described: make it with `setting`, and give it a docstring")
     known: Any = extra[_ABOUT]
     meaning = " ".join(about.description.split())
     default = about.get_default(call_default_factory=True)
-    return Setting(
+    return Described(
         known.changes, known.since, known.was, known.has_before, known.before, key, _kind(about), default, meaning
     )
 
@@ -131,12 +131,12 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 # --- which runs are the same experiment
 
 
-def free_to_change(known: Mapping[str, Setting]) -> frozenset[str]:
+def free_to_change(known: Mapping[str, Described]) -> frozenset[str]:
     """Settings that a resumed run may change: they do not change its results."""
     return frozenset(key for key, about in known.items() if about.changes == "nothing")
 
 
-def hashed(table: dict[str, Any], known: Mapping[str, Setting], before: Mapping[str, Any]) -> str:
+def hashed(table: dict[str, Any], known: Mapping[str, Described], before: Mapping[str, Any]) -> str:
     """A hash of all settings that a resumed run must share, under the names that they had first.
 
     `before` has, by key, what early runs did that do not have an algorithm's hyper-parameter.
@@ -154,7 +154,7 @@ def hashed(table: dict[str, Any], known: Mapping[str, Setting], before: Mapping[
 # --- former names
 
 
-def former_names(known: Mapping[str, Setting]) -> Mapping[str, str]:
+def former_names(known: Mapping[str, Described]) -> Mapping[str, str]:
     """The keys of today by those of earlier versions."""
     return MappingProxyType({about.was: key for key, about in known.items() if about.was})
 
@@ -184,7 +184,7 @@ def tell(old: str, new: str) -> None:
     warnings.warn(f"the setting {old} is called {new} now; the former name still works", RenamedSetting, stacklevel=3)
 
 
-def rows(known: Mapping[str, Setting], section: str) -> Iterator[str]:
+def rows(known: Mapping[str, Described], section: str) -> Iterator[str]:
     """The table of a section, in Markdown."""
     yield "| key | type | default | changes results | since | meaning |"
     yield "|---|---|---|---|---|---|"

@@ -265,7 +265,7 @@ def check(algorithm: str | type[FedAvg] | FedAvg, *settings: str, suite: type[Su
     one = suite()
     one.algorithm, one.settings = algorithm, [*suite.settings, *settings]
     failed = []
-    for name in (name for name in dir(suite) if name.startswith("test_")):
+    for name in (name for name in dir(suite) if name.startswith("test_") and getattr(suite, name)):
         try:
             getattr(one, name)()
         except Exception as error:  # whatever stops the algorithm is the answer
