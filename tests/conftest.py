@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cwfed.engine import precision
+from cwfed.algorithms import FedAvg
+from cwfed.engine import Choice, Loop, choose, precision
+from cwfed.engine.worker import Bench
 from cwfed.federation import config as configs
 from cwfed.federation.config import Config
+from cwfed.federation.simulation import Simulation
 from cwfed.testing.conformance import BASE, finish, leaves, without_seconds
 
 os.environ.pop("COLUMNS", None)  # xdist's workers have one: what is printed would be as narrow as their terminal
@@ -44,6 +48,20 @@ def pytest_sessionstart(session):
 def small(*settings: str) -> Config:
     """A digits experiment of a second: a small MLP, few clients, few rounds."""
     return configs.load(None, [*BASE, *settings])
+
+
+def bench_of(simulation: Simulation) -> Bench:
+    """Where an engine of one worker trains its clients."""
+    engine = simulation.engine
+    return (engine if isinstance(engine, Loop) else engine._loop).worker.bench
+
+
+def use_algorithm(simulation: Simulation, algorithm: FedAvg) -> None:
+    """Go on with another algorithm, on an engine of the same kind."""
+    job, name = simulation.engine.job, simulation.engine.name
+    simulation.engine.close()
+    simulation.algorithm = algorithm
+    simulation.engine = choose(replace(job, algorithm=algorithm), Choice(name))
 
 
 def make_endless(path: Path, way: str) -> None:

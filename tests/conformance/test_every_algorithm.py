@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cwfed.algorithms import ALGORITHMS, build, name_of
 from cwfed.core.types import Uploads, nbytes
-from cwfed.federation import simulation
+from cwfed.federation import open_round
 from cwfed.federation.experiment import Blueprint
 from cwfed.federation.guard import is_finite_state
 from cwfed.federation.rounds import close, to_tree
@@ -25,7 +25,7 @@ from tests.conftest import small
 
 every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
 
-CHEAPER = {"fedala": ["algorithm.most_epochs=10"]}
+CHEAPER = {"fedala": ["algorithm.most_epochs=10"], "fedbabu": ["algorithm.tune_epochs=1"]}
 """Settings with which a method does the same in less time."""
 SENDING_MORE = {"fedfomo": ["algorithm.downloads=2"], "cwfedavg": ["algorithm.distribution=empirical"]}
 STILL: dict[str, list[str]] = {}
@@ -143,19 +143,19 @@ def test_a_refused_client_is_like_one_that_was_lost(name, monkeypatch):
     ]
     config = settings_of(name, *batch_norm, "train.rounds=3")
     bad = {(2, 1), (2, 4), (3, 0)}  # rounds and clients
-    monkeypatch.setattr(simulation, "is_lost", lambda config, number, client: (number, client) in bad)
+    monkeypatch.setattr(open_round, "is_lost", lambda config, number, client: (number, client) in bad)
     lost, lost_events = finish(Simulation(config))
     monkeypatch.undo()
 
-    def refuse(self, number, visited, stack):
-        found = {v.client: "bad" for v in visited if (number, v.client) in bad}
-        for row, v in enumerate(visited):
-            if v.client in found:
-                for w in stack.values():
+    def refuse(opened, updates, models):
+        found = {u.client: "bad" for u in updates if (opened.number, u.client) in bad}
+        for row, u in enumerate(updates):
+            if u.client in found:
+                for w in models.values():
                     w[row] = torch.nan
         return found
 
-    monkeypatch.setattr(Simulation, "_refused", refuse)
+    monkeypatch.setattr(open_round.OpenRound, "problems", refuse)
     refused, events = finish(Simulation(config))
     assert leaves(to_tree(refused)) == leaves(to_tree(lost))
     for event, other in zip(events, lost_events, strict=True):

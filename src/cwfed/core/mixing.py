@@ -54,6 +54,17 @@ def class_weights(shares: Tensor, prior: Tensor) -> Tensor:
     return torch.where(total > 0, joint / total.clamp_min(torch.finfo(joint.dtype).tiny), shares[:, None])
 
 
+def class_average(values: Tensor, weights: Tensor, old: Tensor) -> Tensor:
+    """sum_i weights_ij values_ij / sum_i weights_ij: a row per class (K x d) from the participants' (C x K x d).
+
+    A class of total weight zero keeps its old row.
+    """
+    total = weights.double().sum(0)
+    shares = weights.double() / torch.where(total > 0, total, 1.0)
+    mean = torch.einsum("ck,ckd->kd", shares.to(values.dtype), values)
+    return torch.where((total > 0)[:, None], mean, old)
+
+
 def capped(weights: Tensor, cap: float) -> Tensor:
     """Weights (participants x K) of which none is above `cap`; every column still sums to 1.
 
@@ -117,6 +128,50 @@ def squared_distances(stack: Params) -> Tensor:
     g = gram({name: w - w.mean(0) for name, w in stack.items()})
     squares = g.diagonal()
     return (squares[:, None] + squares[None, :] - 2 * g).clamp_min(0)
+
+
+def nearest_to_origin(gram: Tensor) -> Tensor:
+    """argmin over the simplex of a^T Q a, Q the Gram matrix of points: their mixture that lies nearest to the origin.
+
+    Wolfe's active set, in float64. Of the points on the support take the affine mixture nearest to the origin, b ~ (Q + 1 1^T)^-1 1.
+    Where some b is not positive, go from a towards b until the first weight is zero, and drop that point; else a = b, and a point that
+    lies below it, (Q a)_k < a^T Q a, joins the support. At the solution there is none (Karush, Kuhn and Tucker). Where points are the
+    origin, they share equally.
+    """
+    lengths = gram.diagonal()
+    if lengths.min() <= 0:
+        at_origin = (lengths <= 0).to(gram.dtype)
+        return at_origin / at_origin.sum()
+    q = gram / lengths.min()
+    support = [int(lengths.argmin())]
+    weights = torch.zeros_like(lengths).index_fill(0, torch.tensor(support), 1.0)
+    for _ in range(10 * len(q)):  # no support occurs twice, so that it ends; this bounds what rounding could do
+        slopes = q @ weights
+        joins = int(slopes.argmin())
+        if joins in support or slopes[joins] >= weights @ slopes - 1e-12:
+            break
+        support.append(joins)
+        while True:
+            best, is_singular = torch.linalg.solve_ex(q[support][:, support] + 1, torch.ones_like(lengths)[support])
+            if is_singular:
+                return weights
+            best = best / best.sum()
+            if (best > 0).all():
+                break
+            now = weights[support]
+            steps = torch.where(best > 0, torch.inf, now / (now - best))
+            weights[support] = (now + float(steps.min()) * (best - now)).clamp_min(0)
+            weights[support[int(steps.argmin())]] = 0.0
+            support = [point for point in support if weights[point] > 0]
+        weights = torch.zeros_like(weights).index_copy(0, torch.tensor(support), best)
+    return weights
+
+
+def cut(weights: Tensor, least: float) -> Tensor:
+    """Weights (... x M) without those below `least`, which go to the others; the largest of a row always stays."""
+    most = weights.amax(-1, keepdim=True)
+    kept = torch.where(weights >= most.clamp_max(least), weights, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def unmix(mixed: Tensor, parts: Tensor) -> tuple[Tensor, Tensor] | None:
