@@ -14,7 +14,7 @@ from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 @pytest.mark.parametrize("off", ["algorithm.rate=0", "algorithm.layers=0"])

@@ -71,11 +71,11 @@ def test_everybody_is_asked_but_who_is_lost_on_the_way():
     assert half.invited == half.asked
     assert len(half.asked) == 2
     for number in range(8):
-        opened = open_round("train.dropout=0.5", before=Progress(number, None))
+        opened = open_round("train.client_dropout=0.5", before=Progress(number, None))
         assert sorted(opened.asked + opened.lost) == [0, 1, 2, 3]
-        again = open_round("train.dropout=0.5", before=Progress(number, None))
+        again = open_round("train.client_dropout=0.5", before=Progress(number, None))
         assert again.lost == opened.lost
-    assert 0 < len(open_round("train.dropout=0.5", before=Progress(1, None)).lost) < 4
+    assert 0 < len(open_round("train.client_dropout=0.5", before=Progress(1, None)).lost) < 4
 
 
 # --- answers

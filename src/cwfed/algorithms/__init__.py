@@ -100,6 +100,19 @@ def setting(field: str) -> str:
     return field.removesuffix("_")
 
 
+def before() -> dict[str, Any]:
+    """By key, what hyper-parameters that came later have to be for runs to mean what they meant without them.
+
+    A field says so itself: field(default=1.0, metadata={"before": 1.0}).
+    """
+    return {
+        f"algorithm.{setting(f.name)}": f.metadata["before"]
+        for cls in ALGORITHMS.values()
+        for f in dataclasses.fields(cls)
+        if "before" in f.metadata
+    }
+
+
 def describe(algorithm: FedAvg, name: str) -> dict[str, Any]:
     """The config table that `build` turns into this algorithm again, complete."""
     table: dict[str, Any] = {"name": name}

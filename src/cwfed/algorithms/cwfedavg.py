@@ -71,11 +71,11 @@ class CwFedAvg(FedAvg):
     """p~ read from the weights, or the true p that the clients then have to send (the ablation)."""
     wdr: float = 5.0
     """Coefficient of the weight distribution regulariser; 0 turns it off."""
-    class_cap: float = 1.0
+    class_cap: float = field(default=1.0, metadata={"before": 1.0})
     """Most that one participant may have of a class model (its q_ij); 1 is no cap."""
-    robust: Literal["mean", "median", "trimmed"] = "mean"
+    robust: Literal["mean", "median", "trimmed"] = field(default="mean", metadata={"before": "mean"})
     """How class models are made of the uploads, weighted by q_ij: their mean, or coordinate by coordinate robustly."""
-    trim: float = 0.1
+    trim: float = field(default=0.1, metadata={"before": 0.1})
     """With "trimmed": share of the weight that is cut off at both ends of each coordinate."""
     objective: FedAvg = field(default_factory=FedAvg)
     """The local objective that class-wise aggregation is combined with, such as FedProx's."""

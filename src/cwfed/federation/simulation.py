@@ -62,7 +62,7 @@ class Simulation(Experiment):
             participants=self.participants(),
             compile=run.compile,
             rounds=train.rounds,
-            is_steady=self.participants() == len(self.members) and train.dropout == 0,
+            is_steady=self.participants() == len(self.members) and train.client_dropout == 0,
         )
         self.engine = engine.choose(self.job(self.federation, self.device), choice)
         before = self.start()

@@ -326,30 +326,30 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
     @app.train(mods=[past_the_mods, clip_if_told, *mods, stop_at_problems])
     def train(message: Message, context: Context) -> Message:
         def work(site: Site, worker: WorkerOf) -> RecordDict:
-            task = Task.read(message.content)
-            here = worker(task.client, task.run)
+            order = Order.read(message.content)
+            here = worker(order.client, order.run)
             got = wire.download_from(message.content, here.forms)
-            content = here.train(task.client, task.round, task.accepted, got, bool(task.told["measure"]))
-            return with_news(content, task.told, describe(site.name, here, task.client, site.tell_histogram))
+            content = here.train(order.client, order.round, order.accepted, got, bool(order.told["measure"]))
+            return with_news(content, order.told, describe(site.name, here, order.client, site.tell_histogram))
 
         return answer(message, context, work)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         def work(site: Site, worker: WorkerOf) -> RecordDict:
-            task = Task.read(message.content)
-            here = worker(task.client, task.run)
+            order = Order.read(message.content)
+            here = worker(order.client, order.run)
             got = wire.download_from(message.content, here.forms)
-            told = task.told
+            told = order.told
             content = here.evaluate(
-                task.client, task.round, task.accepted, got, bool(told["kept"]), bool(told["keep"])
+                order.client, order.round, order.accepted, got, bool(told["kept"]), bool(told["keep"])
             )
-            if told["keep"] and _is_node(context) and (folder := here.folder(task.client)):
+            if told["keep"] and _is_node(context) and (folder := here.folder(order.client)):
                 log.info(
                     '%s is client %d; its model of round %d: cwfed.load_model("%s", client=%d)',
-                    *(site.name, task.client, task.round, folder, task.client),
+                    *(site.name, order.client, order.round, folder, order.client),
                 )
-            return with_news(content, told, describe(site.name, here, task.client, site.tell_histogram))
+            return with_news(content, told, describe(site.name, here, order.client, site.tell_histogram))
 
         return answer(message, context, work)
 
@@ -388,7 +388,7 @@ def clip_if_told(message: Message, context: Context, call_next: ClientAppCallabl
 
 
 @dataclass(frozen=True)
-class Task:
+class Order:
     """What a node is told to do: for which client, of which federation, in which round."""
 
     client: int
@@ -399,7 +399,7 @@ class Task:
     told: ConfigRecord
 
     @classmethod
-    def read(cls, content: RecordDict) -> Task:
+    def read(cls, content: RecordDict) -> Order:
         """From a message. A node does not trust the server, either: a run is named by digits, never by a path."""
         told = wire.texts(content, "told")
         client, round_, accepted, run = (told.get(name) for name in ("client", "round", "accepted", "run"))

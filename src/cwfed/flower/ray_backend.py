@@ -35,7 +35,8 @@ from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.runs.checkpoint import Checkpoints
-from cwfed.runs.session import Runner, Summary
+from cwfed.runs.session import Runner
+from cwfed.runs.summary import Summary
 
 
 class SimulatedRun(FederatedRun):

@@ -102,7 +102,7 @@ def _why_not(record: RunRecord) -> str:
 
 def _lines(label: str, record: RunRecord) -> list[Line]:
     guess = _guess(record)
-    fixed = (label, str(record.path), record.summary["reported"]["accuracy"])
+    fixed = (label, str(record.path), record.summary.reported.accuracy)
     return [line for r in record.rounds for line in _in_round(r, fixed, guess)]
 
 
