@@ -6,9 +6,12 @@ Notation as in the paper: p_i a participant's share of the samples, p~_ij its sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from cwfed.errors import ConfigError
 from cwfed.types import Params
 
 
@@ -16,6 +19,14 @@ def sample_weights(counts: Tensor) -> Tensor:
     """p_i = n_i / sum_i n_i."""
     counts = counts.double()
     return counts / counts.sum()
+
+
+def histogram(class_counts: Sequence[float], classes: int) -> Tensor:
+    """A label histogram that somebody gives, as float64."""
+    counts = torch.tensor(list(class_counts)).double()
+    if counts.shape != (classes,) or not counts.isfinite().all() or counts.min() < 0 or counts.sum() == 0:
+        raise ConfigError(f"a label histogram here is {classes} numbers >= 0, not all of them 0")
+    return counts
 
 
 def rows(stacked: Tensor) -> Tensor:
@@ -52,6 +63,11 @@ def class_weights(shares: Tensor, prior: Tensor) -> Tensor:
     joint = shares[:, None] * prior
     total = joint.sum(0)
     return torch.where(total > 0, joint / total.clamp_min(torch.finfo(joint.dtype).tiny), shares[:, None])
+
+
+def column_shares(amounts: Tensor) -> Tensor:
+    """Each column of amounts >= 0 divided by its sum; zeros where it has none."""
+    return amounts / amounts.sum(0).clamp_min(torch.finfo(amounts.dtype).tiny)
 
 
 def capped(weights: Tensor, cap: float) -> Tensor:
@@ -117,6 +133,43 @@ def squared_distances(stack: Params) -> Tensor:
     g = gram({name: w - w.mean(0) for name, w in stack.items()})
     squares = g.diagonal()
     return (squares[:, None] + squares[None, :] - 2 * g).clamp_min(0)
+
+
+def nearest_to_origin(gram: Tensor) -> Tensor:
+    """argmin over the simplex of a^T Q a, Q the Gram matrix of points: their mixture that lies nearest to the origin.
+
+    Wolfe's active set, in float64. Of the points on the support take the affine mixture nearest to the origin, b ~ (Q + 1 1^T)^-1 1.
+    Where some b is not positive, go from a towards b until the first weight is zero, and drop that point; else a = b, and a point that
+    lies below it, (Q a)_k < a^T Q a, joins the support. At the solution there is none (Karush, Kuhn and Tucker). Where points are the
+    origin, they share equally.
+    """
+    lengths = gram.diagonal()
+    if lengths.min() <= 0:
+        at_origin = (lengths <= 0).to(gram.dtype)
+        return at_origin / at_origin.sum()
+    q = gram / lengths.min()
+    support = [int(lengths.argmin())]
+    weights = torch.zeros_like(lengths).index_fill(0, torch.tensor(support), 1.0)
+    for _ in range(10 * len(q)):  # no support occurs twice, so that it ends; this bounds what rounding could do
+        slopes = q @ weights
+        joins = int(slopes.argmin())
+        if joins in support or slopes[joins] >= weights @ slopes - 1e-12:
+            break
+        support.append(joins)
+        while True:
+            best, is_singular = torch.linalg.solve_ex(q[support][:, support] + 1, torch.ones_like(lengths)[support])
+            if is_singular:
+                return weights
+            best = best / best.sum()
+            if (best > 0).all():
+                break
+            now = weights[support]
+            steps = torch.where(best > 0, torch.inf, now / (now - best))
+            weights[support] = (now + float(steps.min()) * (best - now)).clamp_min(0)
+            weights[support[int(steps.argmin())]] = 0.0
+            support = [point for point in support if weights[point] > 0]
+        weights = torch.zeros_like(weights).index_copy(0, torch.tensor(support), best)
+    return weights
 
 
 def unmix(mixed: Tensor, parts: Tensor) -> tuple[Tensor, Tensor] | None:

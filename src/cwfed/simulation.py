@@ -315,8 +315,14 @@ class Simulation(Experiment):
         candidates = []
         for c, model in (rows | own).items():
             statistics = self.statistics(kept, c)
-            candidates.append(Candidate(Visit(c, statistics=statistics), self.algorithm.shown(model | statistics)))
+            shown = self.after_training(model | statistics, self._counts(c))
+            candidates.append(Candidate(Visit(c, statistics=statistics), shown))
         return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
+
+    def _counts(self, client: int) -> list[float]:
+        """n_ij: a client's training samples by class."""
+        counts: list[float] = self.federation.class_counts(client).tolist()
+        return counts
 
     def _result(self, scores: dict[int, Score]) -> PhaseResult:
         shards = [self.federation.shards[c] for c in self.evaluated]
@@ -380,8 +386,10 @@ class Simulation(Experiment):
         for kind in ("histogram", "uniform"):
             candidates = []
             for c in self.newcomers:
-                counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
+                counts = self._counts(c) if kind == "histogram" else None
                 model = self.completed(self.algorithm.newcomer(progress.server, counts))
+                if counts:
+                    model = self.algorithm.predictor(model, counts, self.task)
                 candidates.append(Candidate(Visit(c, statistics=self.statistics(progress.kept, c)), model))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
@@ -390,7 +398,7 @@ class Simulation(Experiment):
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
-        model = self.own_model(kept)
+        model = self.own_model(kept, self._counts(client))
         if model is None:
             visits, number = [self.visit(client, kept)], progress.round + 1
             (model,) = self.engine.personal(number, progress.server, visits, is_tuned=self.is_tuned)

@@ -236,9 +236,15 @@ class Loop:
         return replace(start, params={name: settled[name] for name in start.params})
 
     def _candidate(self, bench: Bench, round_: int, state: Any, candidate: Candidate) -> Params:
-        """The model of a candidate; with its running statistics where passes over its data have moved them."""
+        """What a candidate predicts with; with its running statistics where passes over its data have moved them."""
         if candidate.model is not None:
             return candidate.model
+        model = self._on_receipt(bench, round_, state, candidate)
+        counts = self.federation.class_counts(candidate.visit.client).tolist()
+        return self.algorithm.predictor(model, counts, self.job.task)
+
+    def _on_receipt(self, bench: Bench, round_: int, state: Any, candidate: Candidate) -> Params:
+        """The model that a client has on receipt."""
         visit, task = candidate.visit, self.job.task
         got, view = self.download(state, visit), bench.view(visit.client, visit.statistics)
         if not overrides(self.algorithm, "passes"):

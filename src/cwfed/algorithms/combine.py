@@ -1,0 +1,102 @@
+"""Plug-ins: methods that stand over others, as in "cwfedavg+dbe".
+
+A plug-in is an algorithm whose class sets `plugin`, its name behind a `+`. Every hook that it overrides calls super() and adds its part, so what is beneath it may
+be any method. A combination is a class of its own, made here, with the fields of all its parts:
+
+    "fedavg+prior+owners"   is   class FedAvg+Owners+Prior(Owners, Prior, FedAvg)
+
+The order in which plug-ins are named does not matter: they are sorted, so that one set has one name.
+
+What a plug-in cannot stand over it says itself, in `not_over`: by the name of a method or of a plug-in, or by a hook that it relies on and that
+the method beneath it has replaced; and, by what it derives from, what it needs beneath it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache
+from inspect import get_annotations
+from itertools import combinations
+from typing import Any
+
+from cwfed.algorithms.fedavg import FedAvg
+from cwfed.errors import ConfigError
+
+JOINT = "+"
+
+
+def canonical(name: str) -> str:
+    """The one name of a combination: its plug-ins sorted."""
+    base, *plugins = name.split(JOINT)
+    return JOINT.join([base, *sorted(plugins)])
+
+
+def parts_of(cls: type[FedAvg]) -> tuple[type[FedAvg], ...]:
+    """The method and the plug-ins that a class is made of; itself where it is no combination."""
+    return vars(cls).get("parts", (cls,))
+
+
+@cache
+def combine(names: tuple[str, ...], classes: tuple[type[FedAvg], ...]) -> type[FedAvg]:
+    """The class of a method (the first of both) with plug-ins over it; always the same one for the same parts."""
+    base, *plugins = classes
+    _check(names, classes)
+    said: dict[str, Any] = {
+        "__doc__": " With ".join([_first_line(base), *(_first_line(plugin) for plugin in plugins)]),
+        "__module__": __name__,
+        "name": JOINT.join(names),
+        "parts": classes,
+        "work": "; ".join(cls.work for cls in classes if cls is base or "work" in vars(cls)),
+        "travels": "; ".join(cls.travels for cls in classes if cls is base or "travels" in vars(cls)),
+    }
+    made = type(JOINT.join(cls.__name__ for cls in classes), (*plugins, base), said)
+    return dataclasses.dataclass(frozen=True)(made)
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").split("\n")[0]
+
+
+def _check(names: Sequence[str], classes: Sequence[type[FedAvg]]) -> None:
+    """One sentence for a combination that makes no sense."""
+    base, whole = classes[0], JOINT.join(names)
+    for name, plugin in zip(names[1:], classes[1:], strict=True):
+        if not getattr(plugin, "plugin", ""):
+            raise ConfigError(f"{whole}: {name} is no plug-in: its class does not set `plugin`, so it stands alone")
+        for wanted in plugin.__mro__[1:]:
+            if not (hasattr(wanted, "plugin") or wanted is object or issubclass(base, wanted)):
+                raise ConfigError(f"{whole}: {name} stands over {wanted.name} only")
+    for (one, a), (other, b) in combinations(list(zip(names, classes, strict=True)), 2):
+        if a is b:
+            raise ConfigError(f"{whole}: {one} is named twice")
+        for (inner, x), (outer, y) in (((one, a), (other, b)), ((other, b), (one, a))):
+            if getattr(x, "plugin", "") and issubclass(y, x):
+                raise ConfigError(f"{whole}: {outer} has {inner} in it already")
+            if x is not base and (why := _why_not(x, y, y is base)):
+                raise ConfigError(f"{whole}: {inner} cannot stand over {outer}: {why}")
+        if shared := _fields(a, besides=b) & _fields(b, besides=a):
+            raise ConfigError(
+                f"{whole}: {one} and {other} both have a setting {min(shared)!r}, which could not be told apart"
+            )
+
+
+def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_base: bool) -> str:
+    """Why a plug-in cannot stand over what is beneath it; "" where it can.
+
+    Other plug-ins add to hooks and replace none, so only of a method it matters which of them it has of its own.
+    """
+    not_over: Mapping[str, str] = getattr(plugin, "not_over", {})
+    adds = not is_base or hasattr(under, "plugin")
+    for what, why in not_over.items():
+        replaced = not adds and getattr(under, what, None) is not getattr(FedAvg, what, None)
+        if what in (vars(under).get("name"), getattr(under, "plugin", None)) or replaced:
+            return why
+    return ""
+
+
+def _fields(cls: type[FedAvg], besides: type[FedAvg]) -> set[str]:
+    """The settings that a class has from where another one does not have its own from."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    origins = set(cls.__mro__) - set(besides.__mro__)
+    return {name for origin in origins for name in get_annotations(origin) if name in known}
