@@ -17,7 +17,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import get_annotations
-from itertools import combinations
 from typing import Any
 
 from cwfed.algorithms.fedavg import FedAvg
@@ -34,7 +33,8 @@ def canonical(name: str) -> str:
 
 def parts_of(cls: type[FedAvg]) -> tuple[type[FedAvg], ...]:
     """The method and the plug-ins that a class is made of; itself where it is no combination."""
-    return vars(cls).get("parts", (cls,))
+    parts: tuple[type[FedAvg], ...] = vars(cls).get("parts", (cls,))
+    return parts
 
 
 @cache
@@ -60,34 +60,35 @@ def _first_line(cls: type) -> str:
 
 def _check(names: Sequence[str], classes: Sequence[type[FedAvg]]) -> None:
     """One sentence for a combination that makes no sense."""
-    base, whole = classes[0], JOINT.join(names)
-    for name, plugin in zip(names[1:], classes[1:], strict=True):
+    (base, method), *plugins = zip(names, classes, strict=True)
+    whole = JOINT.join(names)
+    for name, plugin in plugins:
         if not getattr(plugin, "plugin", ""):
             raise ConfigError(f"{whole}: {name} is no plug-in: its class does not set `plugin`, so it stands alone")
-        for wanted in plugin.__mro__[1:]:
-            if not (hasattr(wanted, "plugin") or wanted is object or issubclass(base, wanted)):
-                raise ConfigError(f"{whole}: {name} stands over {wanted.name} only")
-    for (one, a), (other, b) in combinations(list(zip(names, classes, strict=True)), 2):
-        if a is b:
-            raise ConfigError(f"{whole}: {one} is named twice")
-        for (inner, x), (outer, y) in (((one, a), (other, b)), ((other, b), (one, a))):
-            if getattr(x, "plugin", "") and issubclass(y, x):
-                raise ConfigError(f"{whole}: {outer} has {inner} in it already")
-            if x is not base and (why := _why_not(x, y, y is base)):
-                raise ConfigError(f"{whole}: {inner} cannot stand over {outer}: {why}")
-        if shared := _fields(a, besides=b) & _fields(b, besides=a):
-            raise ConfigError(
-                f"{whole}: {one} and {other} both have a setting {min(shared)!r}, which could not be told apart"
-            )
+        for needed in plugin.__mro__[1:-1]:
+            if not (hasattr(needed, "plugin") or issubclass(method, needed)):
+                raise ConfigError(f"{whole}: {name} stands over {getattr(needed, 'name', needed.__name__)} only")
+        if names[1:].count(name) > 1:
+            raise ConfigError(f"{whole}: {name} is named twice")
+        for other, under in ((base, method), *(pair for pair in plugins if pair[0] != name)):
+            if issubclass(under, plugin):
+                raise ConfigError(f"{whole}: {other} has {name} in it already")
+            if why := _why_not(plugin, under, is_method=other == base):
+                raise ConfigError(f"{whole}: {name} cannot stand over {other}: {why}")
+            if shared := _fields(plugin, besides=under) & _fields(under, besides=plugin):
+                setting = min(shared)
+                raise ConfigError(
+                    f"{whole}: {name} and {other} both have a setting {setting!r}: it could not be told whose is meant"
+                )
 
 
-def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_base: bool) -> str:
+def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_method: bool) -> str:
     """Why a plug-in cannot stand over what is beneath it; "" where it can.
 
     Other plug-ins add to hooks and replace none, so only of a method it matters which of them it has of its own.
     """
     not_over: Mapping[str, str] = getattr(plugin, "not_over", {})
-    adds = not is_base or hasattr(under, "plugin")
+    adds = not is_method or hasattr(under, "plugin")
     for what, why in not_over.items():
         replaced = not adds and getattr(under, what, None) is not getattr(FedAvg, what, None)
         if what in (vars(under).get("name"), getattr(under, "plugin", None)) or replaced:

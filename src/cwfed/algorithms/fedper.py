@@ -40,7 +40,7 @@ class FedPer(FedAvg):
         return tuple(n for n in names if n in stays or (n in statistics and n.rpartition(".")[0] in layers))
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
-        kept = set(self.keeps(names, task))
+        kept = set(FedPer.keeps(self, names, task))  # its own: a plug-in may keep a copy of what travels
         return tuple(name for name in names if name not in kept)
 
 

@@ -87,4 +87,7 @@ class Owners(FedAvg):
         if self.owners == "counts":
             return up.extras["class_counts"].double()
         weight = f"{state['output']}.weight"
-        return torch.linalg.vector_norm(up.models[weight].double() - state["model"][weight].double(), dim=2)
+        lengths: Tensor = torch.linalg.vector_norm(
+            up.models[weight].double() - state["model"][weight].double(), dim=2
+        )
+        return lengths

@@ -51,7 +51,7 @@ class Prior(FedAvg):
             )
         return network
 
-    def log_prior(self, class_counts: Sequence[float] | Tensor, classes: int) -> Tensor:
+    def log_prior(self, class_counts: Sequence[float], classes: int) -> Tensor:
         """tau log pi less its largest entry; finite also where eps = 0 and a class has no sample."""
         counts = mixing.histogram(class_counts, classes) + self.prior_eps
         return self.prior_tau * (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()
