@@ -28,7 +28,7 @@ OFFSET = "offset"
 
 def add_offset(layer: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
     """What the output layer says, with its offset; a hook, so that the layer may be of any kind."""
-    offset: Tensor = layer.get_parameter(OFFSET)
+    offset: Tensor = getattr(layer, OFFSET)  # no parameter any more where torch calls the network with other tensors
     return logits + offset
 
 
