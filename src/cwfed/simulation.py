@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -245,7 +246,7 @@ class Simulation(Experiment):
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
-    def _tamper(self, visited: Sequence[Visited], stack: Params) -> None:
+    def _tamper(self, visited: list[Visited], stack: Params) -> None:
         """Adversaries send something else than what they trained; they keep that for themselves."""
         for row, client in enumerate(v.client for v in visited):
             if client in self.adversaries:
@@ -253,6 +254,7 @@ class Simulation(Experiment):
                 sent = self.adversaries[client].tamper(trained, self.task.output_weight)
                 for name, w in sent.items():
                     stack[name][row] = w
+                visited[row] = replace(visited[row], extras=self.adversaries[client].claim(visited[row].extras))
 
     def _refused(self, number: int, visited: Sequence[Visited], stack: Params) -> dict[int, str]:
         """By client, why its update is left out of the round."""
