@@ -14,7 +14,7 @@ The server is sent what it was sent before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cwfed.algorithms.fedavg import FedAvg
@@ -43,8 +43,10 @@ class HeadFirst(FedAvg):
             raise ConfigError(f"head_first: head_epochs must not be negative, it is {self.head_epochs}")
 
     def passes(self, when: When, task: Task, start: Start) -> tuple[Pass, ...]:
+        beneath = super().passes(when, task, start)
         if when != "training":
-            return super().passes(when, task, start)
+            return beneath
         head = task.select("output")
-        body = Pass(trained=tuple(name for name in task.parameters if name not in head))
-        return (Pass(trained=head, epochs=self.head_epochs), body) if self.head_epochs else (body,)
+        body = tuple(name for name in task.parameters if name not in head)
+        first = [replace(one, trained=head, epochs=self.head_epochs) for one in beneath if self.head_epochs]
+        return (*first, *(replace(one, trained=body) for one in beneath))
