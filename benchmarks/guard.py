@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from cwfed import config as configs
-from cwfed.simulation import Simulation
+from cwfed.federation import config as configs
+from cwfed.federation.simulation import Simulation
 
 WORKLOADS = {
     "MLP, digits": ["model.name=mlp"],

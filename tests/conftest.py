@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cwfed import config as configs
-from cwfed.config import Config
 from cwfed.engine import precision
-from cwfed.rounds import Progress
-from cwfed.simulation import Simulation
+from cwfed.federation import config as configs
+from cwfed.federation.config import Config
+from cwfed.federation.rounds import Progress
+from cwfed.federation.simulation import Simulation
 
 os.environ.pop("COLUMNS", None)  # xdist's workers have one: what is printed would be as narrow as their terminal
 

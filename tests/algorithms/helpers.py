@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cwfed.types import Task, Uploads
+from cwfed.core.types import Task, Uploads
 
 
 def task(clients: int, classes: int = 2, parameters: tuple[str, ...] = ("w",)) -> Task:

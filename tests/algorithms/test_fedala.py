@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedala import OMEGA, TIMES, FedALA
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Output, Start
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")

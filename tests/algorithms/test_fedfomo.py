@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedfomo import FedFomo, fomo_weights
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download, Start
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, model, task, uploads
 from tests.conftest import finish, small
 
@@ -129,7 +129,7 @@ def test_with_few_downloads_the_best_are_sent_and_now_and_then_others():
 
 def test_few_downloads_in_a_run_cost_what_they_say():
     simulation = Simulation(small("algorithm.name=fedfomo", "algorithm.downloads=2", "train.rounds=3"))
-    from cwfed.types import nbytes
+    from cwfed.core.types import nbytes
 
     size = nbytes(simulation.fresh(0))
     _, events = finish(simulation)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedper import FedRep
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Pass, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass, Start
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from cwfed.algorithms.ifca import IFCA
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download
 from cwfed.data import Dataset, Federation, Shard
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, model, task, uploads
 from tests.conftest import finish, leaves, small
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cwfed.algorithms import FedAvg, build, describe, foreign
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

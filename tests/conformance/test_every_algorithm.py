@@ -11,16 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cwfed import checkpoint, session, simulation
 from cwfed.algorithms import ALGORITHMS, build, describe, name_of
-from cwfed.cost import sizes
+from cwfed.core.types import Form, Uploads, nbytes
 from cwfed.data import Dataset, Federation, Shard
-from cwfed.experiment import Blueprint
-from cwfed.guard import form_of, is_finite_state
+from cwfed.federation import simulation
+from cwfed.federation.cost import sizes
+from cwfed.federation.experiment import Blueprint
+from cwfed.federation.guard import form_of, is_finite_state
+from cwfed.federation.rounds import close, from_tree, to_tree
+from cwfed.federation.simulation import Simulation
 from cwfed.models import InputShape, attached
-from cwfed.rounds import close, from_tree, to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Form, Uploads, nbytes
+from cwfed.runs import checkpoint, session
 from tests.conftest import finish, leaves, small, two_blobs, without_seconds
 
 pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))

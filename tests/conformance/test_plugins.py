@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cwfed import checkpoint
 from cwfed.algorithms import build, describe, name_of
-from cwfed.rounds import from_tree, to_tree
-from cwfed.simulation import Simulation
+from cwfed.federation.rounds import from_tree, to_tree
+from cwfed.federation.simulation import Simulation
+from cwfed.runs import checkpoint
 from tests.conformance.test_every_algorithm import cost_of, tensors
 from tests.conftest import finish, leaves, small, without_seconds
 

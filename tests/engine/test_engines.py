@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.types import Pass
 from cwfed.data import Dataset, Federation, Shard
-from cwfed.engine.bench import LocalTraining, batches
-from cwfed.errors import ConfigError, RunError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Pass
+from cwfed.engine.worker import LocalTraining, batches
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small, two_blobs
 
 

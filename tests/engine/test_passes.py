@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from cwfed.algorithms import FedAvg
-from cwfed.engine.bench import LocalTraining, batches
-from cwfed.errors import ConfigError
-from cwfed.rng import stream
-from cwfed.simulation import Simulation
-from cwfed.types import Loss, Pass
+from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream
+from cwfed.core.types import Loss, Pass
+from cwfed.engine.worker import LocalTraining, batches
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass, Start
 from cwfed.engine import precision
-from cwfed.engine.bench import LocalTraining
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Pass, Start
+from cwfed.engine.worker import LocalTraining
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 
@@ -31,7 +31,7 @@ def bf16():
 @pytest.fixture
 def no_check(monkeypatch):
     """Small products work on every CPU, if slowly."""
-    monkeypatch.setattr("cwfed.simulation.require_bf16", lambda device: "")
+    monkeypatch.setattr("cwfed.federation.simulation.require_bf16", lambda device: "")
 
 
 CNN = ("model.name=cnn", "model.options={}", "train.precision=bf16", "run.engine=loop")
@@ -68,8 +68,8 @@ def test_one_step_moves_the_masters_by_the_bf16_gradient(bf16):
 
 
 def _order(simulation, how):
-    from cwfed.engine.bench import batches
-    from cwfed.rng import stream
+    from cwfed.core.rng import stream
+    from cwfed.engine.worker import batches
 
     samples = len(simulation.federation.shards[0].train)
     return batches(samples, how, Pass(), stream(how.seed, "shuffle", 1, 0))[0]

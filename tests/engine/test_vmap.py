@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from cwfed import engine, losses
+from cwfed import engine
 from cwfed.algorithms import ALGORITHMS, FedAvg
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.types import Pass, Start
 from cwfed.data import Dataset
 from cwfed.engine import traced, vmap
-from cwfed.errors import ConfigError, RunError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Pass, Start
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
 from tests import processes
 from tests.conftest import finish, leaves, small
 
@@ -462,7 +463,7 @@ def test_the_work_of_a_forward_pass_by_hand():
 def test_the_start_of_a_run_does_not_load_torchs_compiler():
     """It takes longer than all the rest."""
     code = (
-        "import sys; from cwfed import config; from cwfed.simulation import Simulation;"
+        "import sys; from cwfed import config; from cwfed.federation.simulation import Simulation;"
         "s = Simulation(config.load(None, ['train.rounds=1'])); list(s.rounds(s.start())); s.close();"
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
     )

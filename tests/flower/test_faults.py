@@ -16,15 +16,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 
 import cwfed
+from cwfed.core.errors import RunError
+from cwfed.core.events import Note, Round
 from cwfed.data import Dataset, SourceSpec, load
 from cwfed.data.dataset import write
-from cwfed.errors import RunError
-from cwfed.events import Note, Round
+from cwfed.federation.rounds import Progress
 from cwfed.flower import PersonalisedStrategy, client_app, wire
 from cwfed.flower import strategy as strategies
 from cwfed.flower.server import sentence
-from cwfed.folder import RunFolder
-from cwfed.rounds import Progress
+from cwfed.runs.folder import RunFolder
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 

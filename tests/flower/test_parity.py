@@ -16,24 +16,24 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from safetensors.torch import load_file
 
 import cwfed
-from cwfed import checkpoint, session
-from cwfed import config as configs
 from cwfed.algorithms import ALGORITHMS, FedAvg
-from cwfed.errors import ConfigError, RunError
-from cwfed.events import Round
-from cwfed.experiment import deal
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.events import Round
+from cwfed.core.metrics import Metric, Own
+from cwfed.federation import config as configs
+from cwfed.federation.experiment import deal
+from cwfed.federation.rounds import SPOILS, from_tree, to_tree
+from cwfed.federation.simulation import Simulation
 from cwfed.flower import PersonalisedStrategy, wire
 from cwfed.flower.members import Hello
 from cwfed.flower.replies import read_score
 from cwfed.flower.wire import BadMessage
-from cwfed.folder import RunFolder
-from cwfed.metrics import Metric, Own
-from cwfed.noise import Seeded
+from cwfed.privacy.noise import Seeded
 from cwfed.report import figures, page
-from cwfed.report.runs import group as group_runs
-from cwfed.report.runs import read_run
-from cwfed.rounds import SPOILS, from_tree, to_tree
-from cwfed.simulation import Simulation
+from cwfed.report.finished import group as group_runs
+from cwfed.report.finished import read_run
+from cwfed.runs import checkpoint, session
+from cwfed.runs.folder import RunFolder
 from tests.conftest import finish, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 

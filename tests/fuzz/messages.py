@@ -16,14 +16,14 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
-from cwfed.errors import RunError
-from cwfed.events import Round, Started
+from cwfed.core.errors import RunError
+from cwfed.core.events import Round, Started
+from cwfed.federation.guard import is_finite
+from cwfed.federation.rounds import Progress
 from cwfed.flower import PersonalisedStrategy, Plan, wire
 from cwfed.flower.members import Hello
 from cwfed.flower.replies import read_score
-from cwfed.folder import RunFolder
-from cwfed.guard import is_finite
-from cwfed.rounds import Progress
+from cwfed.runs.folder import RunFolder
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, plan_of
 from tests.fuzz.base import SMALLER, World, target

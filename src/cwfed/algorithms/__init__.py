@@ -19,8 +19,8 @@ from cwfed.algorithms.base import Algorithm, ClientData
 from cwfed.algorithms.combine import JOINT, canonical, combine, parts_of
 from cwfed.algorithms.cwfedavg import CwFedAvg
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError, did_you_mean
-from cwfed.plugins import load_object
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.plugins import load_object
 
 __all__ = [
     "ALGORITHMS",

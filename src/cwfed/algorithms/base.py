@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from cwfed.types import (
+from cwfed.core.types import (
     Batch,
     Cost,
     Download,

@@ -20,7 +20,7 @@ from inspect import get_annotations
 from typing import Any
 
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 JOINT = "+"
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, TypedDict
 
 from torch import Tensor, nn
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
-from cwfed.types import (
+from cwfed.core import mixing
+from cwfed.core.types import (
     Batch,
     Cost,
     Download,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Pass, Start, Task, When
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass, Start, Task, When
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cwfed.core.errors import ConfigError
 from cwfed.data import Samples
 from cwfed.engine.base import Candidate, Job, Loop, Score, Visit, Visited
-from cwfed.engine.bench import LocalTraining
 from cwfed.engine.threads import Threads
 from cwfed.engine.vmap import CannotVmap, Vmap
-from cwfed.errors import ConfigError
+from cwfed.engine.worker import LocalTraining
 
 __all__ = [
     "Candidate",

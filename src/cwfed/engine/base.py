@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from cwfed.algorithms import FedAvg
+from cwfed.core.errors import ConfigError
+from cwfed.core.metrics import LOSS, PER_CLASS, RIGHT, Own, OwnSums, Places, Sums, Tally
+from cwfed.core.types import Download, Params, Start, Task
 from cwfed.data import Federation, Samples
 from cwfed.engine import rehearsal
-from cwfed.engine.bench import Bench, LocalTraining
 from cwfed.engine.private import PrivateBench
-from cwfed.errors import ConfigError
-from cwfed.metrics import LOSS, PER_CLASS, RIGHT, Own, OwnSums, Places, Sums, Tally
-from cwfed.types import Download, Params, Start, Task
+from cwfed.engine.worker import Bench, LocalTraining
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

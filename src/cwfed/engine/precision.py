@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 

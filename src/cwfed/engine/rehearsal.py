@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from cwfed.algorithms import FedAvg
-from cwfed.errors import ConfigError, did_you_mean
-from cwfed.types import Batch, Download, Params, Pass, Start, Task, When
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.types import Batch, Download, Params, Pass, Start, Task, When
 
 if TYPE_CHECKING:
     from cwfed.engine.base import Visit
-    from cwfed.engine.bench import Bench, LocalTraining
+    from cwfed.engine.worker import Bench, LocalTraining
 
 
 def rehearse(bench: Bench, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining) -> None:

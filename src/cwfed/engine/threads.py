@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import torch
 
 from cwfed.engine.base import Item, Job, Loop, Result
-from cwfed.engine.bench import Bench
+from cwfed.engine.worker import Bench
 
 
 class Threads(Loop):

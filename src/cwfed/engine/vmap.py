@@ -25,20 +25,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from cwfed import augment
+from cwfed.core import augment
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.metrics import OwnSums, Places
+from cwfed.core.mixing import rows as rows_of
+from cwfed.core.optimizers import clipped
+from cwfed.core.rng import stream
+from cwfed.core.types import Batch, Output, Params, Pass, Start, nbytes
 from cwfed.data.clients import GATHERED
 from cwfed.data.partition import Indices
 from cwfed.engine import draws
 from cwfed.engine.base import Candidate, Job, Loop, Score, Trained, Visit, Visited, overrides, scores_of
-from cwfed.engine.bench import OPTIMIZER, Stopped, batches, purpose, require_whole
 from cwfed.engine.embeddings import Table, along, lookups
 from cwfed.engine.traced import Traced
-from cwfed.errors import ConfigError, RunError
-from cwfed.metrics import OwnSums, Places
-from cwfed.mixing import rows as rows_of
-from cwfed.optimizers import clipped
-from cwfed.rng import stream
-from cwfed.types import Batch, Output, Params, Pass, Start, nbytes
+from cwfed.engine.worker import OPTIMIZER, Stopped, batches, purpose, require_whole
 
 TOGETHER = 256
 """At most so many clients in one step."""

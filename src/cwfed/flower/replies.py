@@ -17,12 +17,12 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from cwfed.core.metrics import BUILT_IN, LOSS, PER_CLASS, RIGHT, Own, Sums, Tally, everything
+from cwfed.core.types import Params, nbytes
 from cwfed.engine import Score
+from cwfed.federation.guard import Guard
 from cwfed.flower import wire
 from cwfed.flower.members import SIZES, Hello
-from cwfed.guard import Guard
-from cwfed.metrics import BUILT_IN, LOSS, PER_CLASS, RIGHT, Own, Sums, Tally, everything
-from cwfed.types import Params, nbytes
 
 MOST = 1e30
 """No sum of a client's is as large."""

@@ -21,15 +21,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.events import Event, Note, PhaseResult, Round, Spent
+from cwfed.core.types import Download, Uploads
 from cwfed.engine import Score
-from cwfed.errors import ConfigError, RunError
-from cwfed.events import Event, Note, PhaseResult, Round, Spent
-from cwfed.flower import replies as replies_of
-from cwfed.flower import wire
-from cwfed.flower.members import Hello, Members
-from cwfed.flower.plan import Plan, short_hash
-from cwfed.flower.replies import Upload
-from cwfed.rounds import (
+from cwfed.federation.rounds import (
     FUTILE,
     Clock,
     Progress,
@@ -42,7 +38,11 @@ from cwfed.rounds import (
     phase_result,
     wait,
 )
-from cwfed.types import Download, Uploads
+from cwfed.flower import replies as replies_of
+from cwfed.flower import wire
+from cwfed.flower.members import Hello, Members
+from cwfed.flower.plan import Plan, short_hash
+from cwfed.flower.replies import Upload
 
 log = logging.getLogger("cwfed.flower")
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError, CwfedError, did_you_mean
+from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
+from cwfed.core.plugins import load_object, why
+from cwfed.core.types import Params, Task
 from cwfed.models.cnn import CNN
 from cwfed.models.fasttext import FastText
 from cwfed.models.mlp import MLP
 from cwfed.models.resnet18 import ResNet18
 from cwfed.models.shape import InputShape
-from cwfed.plugins import load_object, why
-from cwfed.types import Params, Task
 
 Builder = Callable[..., nn.Module]
 

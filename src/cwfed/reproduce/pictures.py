@@ -14,26 +14,27 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cwfed import algorithms, mixing
-from cwfed.compare import with_algorithm
-from cwfed.config import with_settings
-from cwfed.engine.bench import Bench
-from cwfed.errors import RunError
-from cwfed.events import Portrait
-from cwfed.experiment import deal
+from cwfed import algorithms
+from cwfed.core import mixing
+from cwfed.core.errors import RunError
+from cwfed.core.events import Portrait
+from cwfed.core.types import Output, Params, Pass, Start
+from cwfed.engine.worker import Bench
+from cwfed.federation.config import with_settings
+from cwfed.federation.experiment import deal
+from cwfed.federation.simulation import Simulation
 from cwfed.report import figures
 from cwfed.report.figures import Panel
-from cwfed.report.runs import Method, RunRecord
+from cwfed.report.finished import Method, RunRecord
 from cwfed.report.style import COLOURS, STROKES
 from cwfed.reproduce import aggregation, pathways, pathways_drawing
 from cwfed.reproduce.outcome import Outcome
+from cwfed.reproduce.paper_tables import accuracy_of, spread
 from cwfed.reproduce.protocol import BEST_ROUND, held_out
 from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item, Row, Scale, Setup
-from cwfed.reproduce.tables import accuracy_of, spread
 from cwfed.reproduce.verdict import Cell, Claim, Value, all_hold, decide, error_of_difference
-from cwfed.simulation import Simulation
-from cwfed.types import Output, Params, Pass, Start
+from cwfed.runs.compare import with_algorithm
 
 
 def _correlation(a: Any, b: Any) -> float:

@@ -10,15 +10,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cwfed import config as configs
-from cwfed import load_model, session
+from cwfed import load_model
 from cwfed.algorithms import ALGORITHMS, PLUGINS, FedAvg, build, canonical, describe, find, foreign, name_of, parts_of
 from cwfed.cli import app
-from cwfed.compare import parse_entries
-from cwfed.errors import ConfigError, RunError
-from cwfed.experiment import Blueprint
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.federation import config as configs
+from cwfed.federation.experiment import Blueprint
 from cwfed.models import InputShape
-from cwfed.report.runs import read_run
+from cwfed.report.finished import read_run
+from cwfed.runs import session
+from cwfed.runs.compare import parse_entries
 from tests.conftest import small
 
 
@@ -72,7 +73,7 @@ def test_settings_stay_with_the_same_set_of_plug_ins():
 def test_hooks_of_all_parts_act():
     """FedProx's penalty over 2 numbers that are 1 and 3 away, mu / 2 (1 + 9) = 5, and 7 of the plug-in."""
     algorithm = build({"name": f"fedprox+{LOUDER}", "mu": 1.0, "loudness": 7.0})
-    from cwfed.types import Output, Start
+    from cwfed.core.types import Output, Start
 
     start = Start({}, {"w": torch.zeros(2)})
     output = Output(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(2, 2))

@@ -11,10 +11,10 @@ import torch
 from cwfed.algorithms import build
 from cwfed.algorithms.fedala import OMEGA, FedALA
 from cwfed.algorithms.plugins.offset import Offset
+from cwfed.core.types import Start
 from cwfed.data import Federation, Shard, load
 from cwfed.data.sources import SourceSpec
-from cwfed.simulation import Simulation
-from cwfed.types import Start
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 TINY = ["data.clients=3", "data.samples=150", "train.rounds=3", "model.options.hidden=4", "run.engine=loop"]

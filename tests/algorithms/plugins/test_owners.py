@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cwfed.algorithms import build
-from cwfed.simulation import Simulation
-from cwfed.types import Task, Uploads
+from cwfed.core.types import Task, Uploads
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, small
 
 NAMES = ("body", "out.weight", "out.bias")

@@ -7,12 +7,13 @@ from math import log
 import pytest
 import torch
 
-from cwfed import load_model, session
+from cwfed import load_model
 from cwfed.algorithms import build
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start, Task
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Output, Start, Task
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from cwfed.runs import session
 from tests.conftest import finish, leaves, small
 
 TASK = Task(1, 3, {"out": ("out.weight", "out.bias")}, "out")
@@ -114,7 +115,7 @@ def balanced_gradient(**settings):
     class Data:
         class_counts = torch.tensor([3.0, 1.0, 0.0])
 
-    from cwfed.types import Download
+    from cwfed.core.types import Download
 
     start = algorithm.begin(Download(({},)), None, Data())
     weight = torch.tensor([[0.0], [0.0], [0.0]], requires_grad=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cwfed import mixing
 from cwfed.algorithms import build
-from cwfed.simulation import Simulation
+from cwfed.core import mixing
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, small
 
 HALVES = torch.tensor([0.5, 0.5], dtype=torch.float64)

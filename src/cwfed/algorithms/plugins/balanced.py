@@ -20,8 +20,8 @@ from torch import Tensor
 
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.plugins.prior import Prior
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Download, Loss, Network, Output, Params, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Output, Params, Start
 
 LOG_PRIOR = "log_prior"
 

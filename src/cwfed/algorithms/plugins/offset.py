@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Params, Task
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Params, Task
 
 OFFSET = "offset"
 

@@ -20,10 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from cwfed import mixing
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Params, Task
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Params, Task
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cwfed import mixing
 from cwfed.algorithms.cwfedavg import CwFedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Params, Sizes, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Params, Sizes, Task, Uploads
 
 
 @dataclass(frozen=True)
