@@ -235,6 +235,13 @@ def test_cwfedavg_that_takes_nothing_of_the_received_head_is_fedper():
         assert leaves({name: ours.kept[client][name] for name in head}) == leaves(head)
 
 
+def test_training_does_not_move_omega_not_even_by_weight_decay():
+    progress, _ = run("fedprox+ala", "algorithm.rate=0", "train.weight_decay=0.1", "train.rounds=1")
+    omegas = [w for kept in progress.kept.values() for name, w in kept.items() if name.startswith(OMEGA)]
+    assert len(omegas) == 6
+    assert all(torch.equal(omega, torch.ones_like(omega)) for omega in omegas)
+
+
 def test_one_omega_for_each_class_by_hand():
     """Rows (0, 0), (2, 2) and biases 0, 4 of its own, rows (4, 8), (4, 8) and biases 1, 1 received; omega 1/4 and 1."""
     algorithm = build({"name": "fedavg+ala", "rows": True})
