@@ -83,7 +83,7 @@ def assert_same_bits(config, folder, **untold):
     assert rounds == [replace(as_a_server_sees_it(e), **untold) for e in expected]
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", [*ALGORITHMS, "cwfedavg+head_first+offset+prior", "fedavg+balanced+owners"])
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
     config = settings(name, "train.participation=0.5", "train.client_dropout=0.2", "run.evaluate_every=2")
     assert_same_bits(config, tmp_path)

@@ -333,7 +333,8 @@ class Config(Section):
         if not isinstance(name, str):
             raise ConfigError(f"algorithm.name must be a text, it is {name!r}")
         if info.context != NO_IMPORTS or not algorithms.foreign(self.algorithm):
-            object.__setattr__(self, "algorithm", algorithms.describe(algorithms.build(self.algorithm), name))
+            table = algorithms.describe(algorithms.build(self.algorithm), algorithms.canonical(name))
+            object.__setattr__(self, "algorithm", table)
         count = self.train.participation
         if count > 1 and count != int(count):
             raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
@@ -488,7 +489,9 @@ def _apply(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     parsed = [_parse(text) for text in settings]
     for keys, value in parsed:
         named = table.get("algorithm", {})
-        if keys == ["algorithm", "name"] and isinstance(named, dict) and named.get("name", "cwfedavg") != value:
+        if keys != ["algorithm", "name"] or not isinstance(named, dict):
+            continue
+        if algorithms.canonical(str(named.get("name", "cwfedavg"))) != algorithms.canonical(str(value)):
             table["algorithm"] = {}  # the file's hyper-parameters belong to the algorithm it names
     for keys, value in parsed:
         at = table

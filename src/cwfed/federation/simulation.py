@@ -154,7 +154,7 @@ class Simulation(Experiment):
         visited = self.engine.visit(opened.number, before.server, visits, stack)
         opened.down += sum(v.downloaded for v in visited)
         updates = [self._update(v, stack, row) for row, v in enumerate(visited)]
-        self._tamper(opened.asked, stack)
+        self._tamper(updates, stack)
 
         # 3. Check what arrived, as clients upload it. The server aggregates what is good.
         opened.take(updates, self._uploaded(opened, stack))
@@ -206,14 +206,15 @@ class Simulation(Experiment):
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
-    def _tamper(self, clients: Sequence[int], stack: Params) -> None:
+    def _tamper(self, updates: list[Update], stack: Params) -> None:
         """Adversaries send something else than what they trained; they keep that for themselves."""
-        for row, client in enumerate(clients):
+        for row, client in enumerate(update.client for update in updates):
             if client in self.adversaries:
                 trained = {name: w[row] for name, w in stack.items()}
                 sent = self.adversaries[client].tamper(trained, self.task.output_weight)
                 for name, w in sent.items():
                     stack[name][row] = w
+                updates[row] = replace(updates[row], extras=self.adversaries[client].claim(updates[row].extras))
 
     def _uploaded(self, opened: OpenRound, stack: Params) -> Params:
         """The clients' models as they upload them, blurred where they are told to: those that stay with them are not changed."""
@@ -257,8 +258,14 @@ class Simulation(Experiment):
         candidates = []
         for c, model in models.items():
             statistics = self.statistics(kept, c)
-            candidates.append(Candidate(Visit(c, statistics=statistics), self.algorithm.shown(model | statistics)))
+            shown = self.after_training(model | statistics, self._counts(c))
+            candidates.append(Candidate(Visit(c, statistics=statistics), shown))
         return dict(zip(models, self.engine.measure(candidates), strict=True))
+
+    def _counts(self, client: int) -> list[float]:
+        """n_ij: a client's training samples by class."""
+        counts: list[float] = self.federation.class_counts(client).tolist()
+        return counts
 
     @cached_property
     def _sizes(self) -> Sizes:
@@ -319,8 +326,10 @@ class Simulation(Experiment):
         for kind in ("histogram", "uniform"):
             candidates = []
             for c in self.newcomers:
-                counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
+                counts = self._counts(c) if kind == "histogram" else None
                 model = self.completed(self.algorithm.newcomer(progress.server, counts))
+                if counts:
+                    model = self.algorithm.predictor(model, counts, self.task)
                 candidates.append(Candidate(Visit(c, statistics=self.statistics(progress.kept, c)), model))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
@@ -329,7 +338,7 @@ class Simulation(Experiment):
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
-        model = self.own_model(kept)
+        model = self.own_model(kept, self._counts(client))
         if model is None:
             visits, number = [self.visit(client, kept)], progress.round + 1
             (model,) = self.engine.personal(number, progress.server, visits, is_tuned=self.is_tuned)

@@ -124,7 +124,7 @@ class Worker:
             metrics["epsilon"] = epsilon
         if measure and not self.blueprint.is_tuned:
             now = replace(visit, statistics=visited.statistics)
-            whole = self.algorithm.shown(trained | visited.statistics)
+            whole = self.blueprint.after_training(trained | visited.statistics, self._counts(client))
             metrics |= self._measure("trained", Candidate(now, whole))
         names = self.algorithm.uploaded(tuple(trained), self.blueprint.task)
         content = RecordDict({"metrics": MetricRecord(metrics)})
@@ -156,7 +156,7 @@ class Worker:
         kept, number = self._kept(client, accepted), round_ + 1
         visit = self.blueprint.visit(client, kept, got)
         metrics = self._measure("received", Candidate(visit), number)
-        trained = self.blueprint.own_model(kept)
+        trained = self.blueprint.own_model(kept, self._counts(client))
         if self.blueprint.is_tuned:
             metrics |= self._measure("trained", Candidate(visit, is_tuned=True), number)
         elif kept_too and trained is not None:
@@ -174,6 +174,11 @@ class Worker:
         return score_to(phase, score, self.blueprint.metrics, self._tell_sums)
 
     # --- what stays here
+
+    def _counts(self, client: int) -> list[float]:
+        """n_ij: the client's training samples by class."""
+        counts: list[float] = self.federation.class_counts(client).tolist()
+        return counts
 
     def folder(self, client: int) -> Path | None:
         """Where a client's state and model are; None where nothing is kept."""

@@ -22,6 +22,7 @@ from cwfed.report.tables import markdown_table
 ESTIMATES = {
     "norms": "row norms of the uploaded output layer, cwFedAvg's p~",
     "change": "change of the output bias from what was sent",
+    "lengths": "lengths of the output rows' changes from what was sent",
     "sent": "class counts that the algorithm sends",
 }
 HEADER = ("run", "accuracy", "estimate", "round", "error", "samples", "rank", "AUC", "found", "mistaken")
