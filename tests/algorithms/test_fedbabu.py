@@ -9,7 +9,7 @@ import cwfed
 from cwfed.algorithms.fedbabu import FedBABU
 from cwfed.core.errors import ConfigError
 from cwfed.core.types import Pass
-from cwfed.engine import bench as benches
+from cwfed.engine import worker as benches
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session

@@ -9,7 +9,7 @@ from cwfed.algorithms import build, describe, name_of
 from cwfed.federation.rounds import from_tree, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import checkpoint
-from tests.conformance.test_every_algorithm import cost_of, tensors
+from cwfed.testing.conformance import cost_of, tensors
 from tests.conftest import finish, leaves, small, without_seconds
 
 TINY = ("data.clients=4", "data.samples=200", "model.options.hidden=4", "train.rounds=3")
