@@ -47,7 +47,7 @@ def outcome(simulation: Simulation):
     return leaves(to_tree(progress)), [without_seconds(e) for e in events]
 
 
-CHEAPER = {"fedala": ["algorithm.most_epochs=10"]}
+CHEAPER = {"fedala": ["algorithm.most_epochs=10"], "pfedme": ["algorithm.steps=2"]}
 """Settings with which a method does the same in less time."""
 
 

@@ -42,6 +42,10 @@ def check_pass(one: Pass, what: str, params: Params) -> None:
             )
         if not one.trained:
             raise ConfigError(f"{what} trains nothing: name the tensors that move, or leave the pass out")
+    if unknown := [name for name in one.once if name not in (params if one.trained is None else one.trained)]:
+        raise ConfigError(f"{what} moves {unknown[0]} in its first step, and does not train it")
+    if one.batch_size is not None and one.batch_size < 1:
+        raise ConfigError(f"{what} has batches of {one.batch_size} samples: there must be one at least")
     if (one.epochs is not None and one.epochs < 0) or (one.steps is not None and one.steps < 0):
         raise ConfigError(f"{what} must not have a negative number of epochs or steps")
     if not 0 < one.share <= 1:
