@@ -152,7 +152,8 @@ def test_traffic_is_what_cwfed_cost_says(name):
 
 def test_when_nobody_moves_nothing_moves(name):
     """Mixing rows sum to 1: uploads equal to what was sent leave what is sent as it was."""
-    simulation = Simulation(settings_of(name, "train.rounds=2", "train.lr=1e-40"))
+    still = ["algorithm.rate=0"] if name == "fedas" else []  # it has a pass with a learning rate of its own
+    simulation = Simulation(settings_of(name, "train.rounds=2", "train.lr=1e-40", *still))
     before = simulation.start()
     after, _ = finish(simulation, before)
     prototypes = simulation.task.output_weight if name == "fednh" else None
@@ -179,7 +180,9 @@ def test_works_with_batch_norm(name, policy):
 def test_server_memory_is_what_cwfed_cost_says(name):
     simulation = Simulation(settings_of(name, "data.clients=12"))
     progress, _ = finish(simulation)
-    kept = sum(t.numel() for t in tensors(progress.server))
+    kept = (
+        sum(t.numel() * min(4, t.element_size()) for t in tensors(progress.server)) // 4
+    )  # a byte is a quarter of a number
     said = cost_of(simulation, participants=12).server
     said += nbytes(simulation.fresh(0)) // 4 if name == "local" else 0  # the model that its clients start from
     slack = 12 * 12 + 12 + 10 * 10 + 12  # small matrices: attention, affinity, recipe, clusters
