@@ -98,7 +98,7 @@ def test_alpha_of_one_is_local(engine):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_alpha_of_zero_is_fedavg_in_both_phases(engine):
-    fedavg, plain = finish(Simulation(tiny("algorithm.name=fedavg", f"run.engine={engine}", *SOME)))
+    _, plain = finish(Simulation(tiny("algorithm.name=fedavg", f"run.engine={engine}", *SOME)))
     simulation = Simulation(tiny("algorithm.name=apfl", "algorithm.alpha=0", FIXED, f"run.engine={engine}", *SOME))
     apfl, events = finish(simulation)
     for ours, theirs in zip(events, plain, strict=True):

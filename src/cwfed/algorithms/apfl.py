@@ -4,18 +4,20 @@
 
 On every batch, all right-hand sides from before the step:
 
-    w_i     <- w_i - lr grad CE(w_i)                              sent up and averaged as in FedAvg
-    v_i     <- v_i - lr alpha_i grad CE(u_i)                      stays with the client
-    alpha_i <- clip(alpha_i - lr <v_i - w_i, grad CE(u_i)>, 0, 1) in the first batch of a round only; stays with the client
+    w_i     <- w_i - lr grad CE(w_i)                                  sent up and averaged as in FedAvg
+    v_i     <- v_i - lr alpha_i grad CE(u_i)                          stays with the client
+    alpha_i <- clip(alpha_i - lr <v_i - w_i, grad CE(u_i)>, 0, 1)     stays; first batch of a round only
 
-That is one SGD step on CE(w_i) + CE(alpha_i v_i + (1 - alpha_i) sg(w_i)). alpha is clipped where it is used; as it moves once a round, that is the same.
+That is one SGD step on CE(w_i) + CE(alpha_i v_i + (1 - alpha_i) sg(w_i)). alpha is clipped where it is used: as it moves
+once per round, that is the same.
 
-Limiting cases: alpha = 1, not adaptive: v_i is Local's model. alpha = 0, not adaptive: v_i never moves, and both phases are
-FedAvg's. The w_i are FedAvg's whatever alpha is; all bit for bit. Where v_i = w_i, alpha has no gradient: it starts to move in a client's second round.
-Phase `received` is the mix with the received w, `trained` (as the paper reports) with the trained w_i; running statistics are those of u_i.
+Limiting cases, bit for bit: the w_i are FedAvg's whatever alpha is; alpha = 1, not adaptive: v_i is Local's model; alpha = 0,
+not adaptive: v_i never moves, both phases are FedAvg's. Where v_i = w_i alpha has no gradient: it first moves in a client's
+second round. Phase `received` is the mix with the received w, `trained` (as the paper reports) with the trained w_i; the mix
+has running statistics of its own. Who sits out is measured with the mix of its v_i with the newest w.
 
-(Public versions mix logits, which is the same for linear models only; train v at v; overwrite v by the mix; step w twice; give v no
-gradient; decay alpha.)
+(Public versions mix logits, which is the same for linear models only; train v at v; overwrite v by the mix; step w twice;
+give v no gradient; move alpha on every batch, with a decay.)
 """
 
 from __future__ import annotations

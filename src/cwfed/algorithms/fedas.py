@@ -1,21 +1,22 @@
 """FedAS. Yang et al., FedAS: Bridging Inconsistency in Personalized Federated Learning, 2024.
 
-FedPer with two additions. On receipt of the body phi, a client brings it into line with its own old model, whose class means of
-features are c_j, by an epoch of SGD on the body alone:
+FedPer with two additions. On receipt of the body phi, a client brings it into line with its own old model, whose class means
+of features are c_j, by an epoch of SGD on the body alone:
 
-    sum over the classes j of the batch of  mean over its samples of class j and coordinates of (f(x; phi) - c_j)^2
+    sum over the classes j of the batch of the mean, over its samples of class j and coordinates, of (f(x; phi) - c_j)^2
 
-and trains body and head from there, as in FedPer. Beside the body goes up how much its data still say about its model:
+and trains body and head from there. Beside the body goes up how much its data still say about its model:
 
-    F_i = sum over batches of ||gradient of the batch's mean cross-entropy||^2       (called a Fisher trace; it is not per sample)
-    phi = sum_i F_i phi_i / sum_i F_i                                                where all F_i are 0: weighted by samples
+    F_i = sum over batches of ||gradient of the batch's mean cross-entropy||^2     (called a Fisher trace; not per sample)
+    phi = sum_i F_i phi_i / sum_i F_i                                              where all F_i are 0: by samples
 
-Limiting cases: no alignment and `weights = "samples"` is FedPer bit for bit; "equal" is FedPer with a plain mean. Before a client's first round its
-old model is the initial one. With one sample per class, a body has no gradient towards its own class means.
-Reported is the model that a client trained last (phase `trained`), as the authors do; phase `received` is after the alignment.
+Limiting cases: no alignment and `weights = "samples"` is FedPer bit for bit; "equal" is FedPer with a plain mean. Before a
+client's first round its old model is the initial one. With one sample per class, a body has no gradient towards its own
+class means. Reported is what a client trained last (phase `trained`), as the authors do; phase `received` is after the
+alignment.
 
-(In the authors' code the server hands out its own model, so that a client gets a body that those before it have aligned already. Another
-public version aligns means of a batch, not samples, and lets the server overwrite the head.)
+(In the authors' code the server hands out its own model, so that a client gets a body that those before it have aligned.
+Another public version aligns means of a batch, not samples, and lets the server overwrite the head.)
 """
 
 from __future__ import annotations

@@ -3,20 +3,21 @@ Aggressive Collaboration, 2023.
 
 Numbers of a model to which a client is sensitive are shared with clients alike only, all others with everybody:
 
-    s = |w_after - w_before| * |w_after|        of client i's training; in each tensor the top tau share is critical: mask M_i
+    s = |w_after - w_before| * |w_after|        of a training; in each tensor the top tau share is critical: mask M_i
     o_ij = 1 - |M_i xor M_j| / (2 |M_i|)        overlap of two participants
     T_t = mean o + t/beta (max o - mean o)      over the pairs of round t = 1, 2, ...
     u_i = mean of w_j over j = i and all j with o_ij >= T_t
     client i is sent  M_i u_i + (1 - M_i) g,    g = sum_i p_i w_i
 
-After round beta T is above the largest overlap (unless all are equal): critical numbers stay their client's own. Who sits out keeps M_i and u_i, and gets
-the new g. The masks go up, 1 bit per parameter; as every mask has as many bits, overlaps are compared by |M_i xor M_j|, in whole numbers.
+After round beta T is above the largest overlap (unless all are equal): critical numbers stay their client's own. Who sits
+out keeps M_i and u_i, and gets the new g. The masks go up, 1 bit per parameter; as each has as many bits, overlaps are
+compared by |M_i xor M_j|, in whole numbers.
 
-Limiting cases: tau = 0 is FedAvg bit for bit. tau = 1: equal masks overlap by 1, all collaborate, and everybody gets the plain mean (with a T above every
-overlap it would be Local).
+Limiting cases: tau = 0 is FedAvg bit for bit. tau = 1: equal masks overlap by 1, all collaborate, and everybody gets the
+plain mean (with a T above every overlap it would be Local).
 
-(In a public version there is no u_i after round 1: critical numbers fall back to the initial model. In a tensor that did not change at all, everything is
-critical there; here it is always the same number, ties by place.)
+(In a public version there is no u_i after round 1: critical numbers fall back to the initial model. In a tensor that did not
+change at all, everything is critical there; here it is always the same number, ties by place.)
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
 """Per-FedAvg, first order. Fallah et al., Personalized Federated Learning: A Meta-Learning Approach, 2020.
 
-What is averaged is a start from which one step on a client's data gives a good model, min_w sum_i p_i CE_i(w - alpha grad CE_i(w)). A local step
-takes two batches D and D':
+What is averaged is a start from which one step gives a good model, min_w sum_i p_i CE_i(w - alpha grad CE_i(w)). A local
+step takes two batches D and D':
 
     w~ = w - alpha grad CE(w; D)
     w <- w - lr grad CE(w~; D')                 lr is train.lr; first order: the gradient is not taken through w~
 
-which is the gradient of CE(w - alpha sg(grad CE(w; D)); D'). A batch of 2 B samples is split in halves, and two epochs are made for one of FedAvg, so
-that there are as many steps. (Fewer than four samples are not split: they are both D and D'.) The server is FedAvg's.
+which is the gradient of CE(w - alpha sg(grad CE(w; D)); D'). A batch of 2 B samples is split in halves, and two epochs are
+made for one of FedAvg, so that there are as many steps. (Fewer than four samples are not split: they are both D and D'.)
+The server is FedAvg's.
 
-Limiting cases: alpha = 0 is FedAvg on the halves D'. No tuning step: phase `trained` is the received model.
-Reported (phase `trained`) is the received w after `tuning_steps` steps with the rate alpha on batches of the client's training data, on a copy that is thrown
-away; phase `received` is w as it is. Running statistics move with the network at w~ only.
+Limiting cases: alpha = 0 is FedAvg on the halves D'. No tuning step: phase `trained` is the received model. Reported (phase
+`trained`) is the received w after `tuning_steps` steps with the rate alpha on batches of the client's training data, on a
+copy that is thrown away; phase `received` is w as it is. Running statistics move with the network at w~ only.
 
-(Public versions tune on labelled test data; never go back to w, so that both steps are plain SGD; compute w~ and do not use it; train nothing at a
-client with fewer than 2 B samples; leave the statistics that the tuning has moved.)
+(Public versions tune on labelled test data; never go back to w, so that both steps are plain SGD; compute w~ and do not use
+it; train nothing at a client with fewer than 2 B samples; leave the statistics that the tuning has moved.)
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
+from cwfed import losses
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.errors import ConfigError
 from cwfed.types import Batch, Loss, Network, Params, Pass, Phase, Start, Task, When
@@ -67,7 +68,7 @@ class PerFedAvg(FedAvg):
             return super().loss(network, params, batch, start, stage)
         first, second = halves(batch)
         alpha = batch.lr if self.alpha is None else self.alpha
-        stepped = {name: params[name] - alpha * g for name, g in gradient(network, params, first).items()}
+        stepped = {name: params[name] - alpha * g for name, g in losses.gradient(network, params, first).items()}
         loss = second.cross_entropy(network(stepped, second.inputs).logits)
         return Loss(loss, torch.zeros_like(loss))
 
@@ -79,13 +80,3 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     end = half or samples
     first = batch._replace(inputs=batch.inputs[:end], labels=batch.labels[:end])
     return first, batch._replace(inputs=batch.inputs[half:], labels=batch.labels[half:])
-
-
-def gradient(network: Network, params: Params, batch: Batch) -> Params:
-    """The gradient of the cross-entropy: numbers, through which nothing is differentiated."""
-
-    def loss(params: Params) -> Tensor:
-        return batch.cross_entropy(network(params, batch.inputs, None).logits)
-
-    found: Params = torch.func.grad(loss)({name: w.detach() for name, w in params.items()})
-    return found

@@ -2,21 +2,22 @@
 
     F_i(w) = min_theta CE_i(theta) + lambda/2 ||theta - w||^2
 
-On every batch, client i makes K steps on theta, then one on its w_i, which goes up; theta starts a round at the received w:
+theta starts a round at the received w. On every batch, client i makes K steps on theta, then one on its w_i, which goes up:
 
     theta <- theta - rate (grad CE(theta) + lambda (theta - w_i) + decay theta)      K times on the same batch
     w_i   <- w_i - lr lambda (w_i - theta)                                           lr is train.lr
     w     <- (1 - beta) w + beta sum_i p_i w_i                                       at the server
 
-With theta' what the K steps give, that is one step with the rate 1 on 1/2 ||theta - theta'||^2 + lr lambda/2 ||w_i - theta'||^2, theta' fixed. This is
-what is shown as the penalty; the loss is CE(theta').
+With theta' what the K steps give, that is one step with the rate 1 on 1/2 ||theta - theta'||^2 + lr lambda/2 ||w_i - theta'||^2,
+theta' fixed, which is shown as the penalty; the loss is CE(theta').
 
-Limiting cases: beta = 0: the server never moves. lambda = 0: w_i is the received w, theta K steps of SGD per batch from it. K = 1,
-lr lambda = 1, beta = 1: w_i = theta at every batch, and all is FedAvg with the learning rate `rate`. K = 0: nothing moves. Needs rate (lambda + decay) < 2 and
-lr lambda <= 1. Reported is theta_i (phase `trained`); phase `received` is w. Running statistics are those of theta, averaged with w.
+Limiting cases: beta = 0: the server never moves. lambda = 0: w_i is the received w, theta K steps of SGD per batch from it.
+K = 1, lr lambda = 1, beta = 1: w_i = theta at every batch, and all is FedAvg with the learning rate `rate`. K = 0: nothing
+moves. Needs rate (lambda + decay) < 2 and lr lambda <= 1. Reported is theta_i (phase `trained`); phase `received` is w.
+Running statistics are those of theta, averaged with w.
 
-(Public versions measure w_i, or the received w, or the initial model, as "personalised"; pull theta towards itself; move w_i once per epoch; have a
-server that never moves, beta = 0, by default. A decay of 0.001 is in the published code, not in the paper.)
+(Public versions measure w_i, the received w or the initial model as "personalised"; pull theta towards itself; move w_i
+once per epoch; have a server that never moves by default. A decay of 0.001 is in the published code, not in the paper.)
 """
 
 from __future__ import annotations
@@ -114,16 +115,9 @@ class PFedMe(FedAvg):
     def found(self, network: Network, theta: Params, w: Params, batch: Batch) -> Params:
         """theta' on a batch: numbers, through which nothing is differentiated."""
         theta, w = ({name: t.detach() for name, t in model.items()} for model in (theta, w))
-
-        def objective(theta: Params) -> torch.Tensor:
-            return batch.cross_entropy(network(theta, batch.inputs, None).logits)
-
         for _ in range(self.steps):
-            gradient = torch.func.grad(objective)(theta)
-            theta = {
-                n: t - self.rate * (gradient[n] + self.lambda_ * (t - w[n]) + self.decay * t)
-                for n, t in theta.items()
-            }
+            g = losses.gradient(network, theta, batch)
+            theta = {n: t - self.rate * (g[n] + self.lambda_ * (t - w[n]) + self.decay * t) for n, t in theta.items()}
         return theta
 
     def shown(self, params: Params) -> Params:
