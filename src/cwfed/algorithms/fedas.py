@@ -21,7 +21,7 @@ Another public version aligns means of a batch, not samples, and lets the server
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,7 +32,22 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import OneModel
 from cwfed.algorithms.fedper import FedPer
 from cwfed.errors import ConfigError
-from cwfed.types import Batch, Download, Form, Loss, Network, Params, Pass, Phase, Start, Task, Uploads, When
+from cwfed.types import (
+    Batch,
+    Cost,
+    Download,
+    Form,
+    Loss,
+    Network,
+    Params,
+    Pass,
+    Phase,
+    Sizes,
+    Start,
+    Task,
+    Uploads,
+    When,
+)
 
 PROTOTYPES = "prototypes"
 """The note with c_j."""
@@ -60,6 +75,10 @@ class FedAS(FedPer):
     def __post_init__(self) -> None:
         if self.align_epochs < 0 or self.rate < 0 or self.batch_size < 1:
             raise ConfigError("fedas: align_epochs and rate must not be negative, batch_size at least 1")
+
+    def costs(self, sizes: Sizes) -> list[Cost]:
+        (row,) = super().costs(sizes)
+        return [replace(row, up=row.up + sizes.participants * (self.weights == "fisher"))]
 
     def check(self, task: Task) -> None:
         if self.align_epochs and not self.body(task):
@@ -98,10 +117,12 @@ class FedAS(FedPer):
         return Loss(distance, torch.zeros_like(distance))
 
     def beside(self, model: Params, task: Task) -> dict[str, Form]:
-        return {"fisher": Form(torch.float64, (), low=0.0)} if self.weights == "fisher" else {}
+        return {"fisher": Form(torch.float32, (), low=0.0)} if self.weights == "fisher" else {}
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
-        return {"fisher": data.squared_gradients(params, self.batch_size).sum()} if self.weights == "fisher" else {}
+        if self.weights != "fisher":
+            return {}
+        return {"fisher": data.squared_gradients(params, self.batch_size).sum().float()}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         weights = mixing.sample_weights(up.counts)
