@@ -7,11 +7,11 @@ import torch
 
 from cwfed.algorithms.apfl import ALPHA, APFL, MIX
 from cwfed.algorithms.twin import OWN, of_twin
-from cwfed.engine.bench import batches
-from cwfed.errors import ConfigError
-from cwfed.rng import stream
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream
+from cwfed.core.types import Batch, Output, Start
+from cwfed.engine.worker import batches
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import tiny
 from tests.conftest import finish, leaves
 

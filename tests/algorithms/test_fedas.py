@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from cwfed.algorithms.fedas import PROTOTYPES, FedAS, apart
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Output, Start
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
 from tests.conftest import finish, leaves
 

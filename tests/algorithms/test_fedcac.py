@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedcac import MASK, FedCAC, critical, differing, packed, unpacked
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Start
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, model, task, tiny, uploads
 from tests.conftest import finish, leaves
 

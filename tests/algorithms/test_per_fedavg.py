@@ -9,12 +9,12 @@ import torch
 
 from cwfed.algorithms import FedAvg
 from cwfed.algorithms.per_fedavg import PerFedAvg, halves
-from cwfed.engine.bench import batches
-from cwfed.errors import ConfigError
-from cwfed.rng import stream
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Loss, Output, Pass, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream
+from cwfed.core.types import Batch, Loss, Output, Pass, Start
+from cwfed.engine.worker import batches
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import tiny
 from tests.conftest import finish, leaves
 

@@ -10,10 +10,10 @@ import torch
 
 from cwfed.algorithms.pfedme import PFedMe
 from cwfed.algorithms.twin import OWN, of_twin
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Output, Start, Uploads
 from cwfed.engine import Candidate, Visit
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start, Uploads
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
 from tests.conftest import finish, leaves
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cwfed.algorithms import FedAvg, build, describe, foreign
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,10 @@ from cwfed.errors import ConfigError
         ("per-fedavg", {"tuning_steps": 1}),
         ("fedas", {"align_epochs": 1, "rate": 0.01, "batch_size": 16, "weights": "fisher"}),
         ("fedcac", {"tau": 0.5, "beta": 170.0}),
+        ("fedproto", {"lambda": 1.0, "weights": "samples", "predict": "prototypes"}),
+        ("fedpac", {"lambda": 1.0, "head_epochs": 1, "head_lr": 1.0}),
+        ("fedcp", {"lambda": 5.0}),
+        ("gpfl", {"lambda": 0.01, "mu": 0.1}),
     ],
 )
 def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
@@ -76,6 +80,13 @@ def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
         ("fedcac", "tau", 0.0, -1e-9),
         ("fedcac", "tau", 1.0, 1.001),
         ("fedcac", "beta", 1e-9, 0.0),
+        ("fedproto", "lambda", 0.0, -1e-9),
+        ("fedpac", "lambda", 0.0, -1e-9),
+        ("fedpac", "head_epochs", 0, -1),
+        ("fedpac", "head_lr", 1e-9, 0.0),
+        ("fedcp", "lambda", 0.0, -1e-9),
+        ("gpfl", "lambda", 0.0, -1e-9),
+        ("gpfl", "mu", 0.0, -1e-9),
     ],
 )
 def test_settings_end_where_they_say(name, setting, allowed, refused):

@@ -31,9 +31,9 @@ from torch import nn
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.twin import OWN, of_twin, with_second_parameters
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Params, Pass, Phase, Start, Task, When
 from cwfed.models import attach, holder
-from cwfed.types import Batch, Download, Loss, Network, Params, Pass, Phase, Start, Task, When
 
 MIX = "mix."
 """Before the names of what belongs to u alone: alpha, and running statistics."""

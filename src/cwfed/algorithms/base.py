@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from cwfed.types import (
+from cwfed.core.types import (
     Batch,
     Cost,
     Download,
@@ -34,6 +34,10 @@ S = TypeVar("S")
 
 class ClientData(Protocol):
     """What an algorithm may ask of the client it runs at. Nothing of it leaves unless `finish` sends it."""
+
+    @property
+    def output(self) -> str:
+        """The name of the network's output layer."""
 
     @property
     def class_counts(self) -> Tensor:

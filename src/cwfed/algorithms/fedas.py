@@ -27,12 +27,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import OneModel
 from cwfed.algorithms.fedper import FedPer
-from cwfed.errors import ConfigError
-from cwfed.types import (
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import (
     Batch,
     Cost,
     Download,

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Form, Params, Sizes, Start, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Form, Params, Sizes, Start, Task, Uploads
 
 MASK = "critical"
 BITS = torch.tensor([bin(byte).count("1") for byte in range(256)])

@@ -25,10 +25,10 @@ from typing import ClassVar
 
 import torch
 
-from cwfed import losses
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Loss, Network, Params, Pass, Phase, Start, Task, When
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Loss, Network, Params, Pass, Phase, Start, Task, When
 
 LEAST_SPLIT = 4
 """Samples of a batch that is split: halves of one sample would be nothing for a norm layer."""

@@ -29,12 +29,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.twin import OWN, of_network, of_twin, with_second_parameters
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Download, Loss, Network, Params, Pass, Phase, Start, Task, Uploads, When
+from cwfed.core import losses, mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Params, Pass, Phase, Start, Task, Uploads, When
 
 
 @dataclass(frozen=True)
