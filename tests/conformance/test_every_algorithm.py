@@ -25,10 +25,14 @@ from tests.conftest import small
 
 every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
 
-CHEAPER = {"fedala": ["algorithm.most_epochs=10"], "fedbabu": ["algorithm.tune_epochs=1"]}
+CHEAPER = {
+    "fedala": ["algorithm.most_epochs=10"],
+    "fedbabu": ["algorithm.tune_epochs=1"],
+    "pfedme": ["algorithm.steps=2"],
+}
 """Settings with which a method does the same in less time."""
 SENDING_MORE = {"fedfomo": ["algorithm.downloads=2"], "cwfedavg": ["algorithm.distribution=empirical"]}
-STILL: dict[str, list[str]] = {}
+STILL = {"fedas": ["algorithm.rate=0"]}  # it has a pass with a learning rate of its own
 """Settings with which a method does not move where the learning rate is next to nothing."""
 
 

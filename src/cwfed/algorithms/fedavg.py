@@ -62,6 +62,9 @@ class FedAvg:
     def held_out(self) -> float:
         return 0.0
 
+    def check(self, task: Task) -> None:
+        pass
+
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
         return model
 
