@@ -34,8 +34,15 @@ from cwfed.federation.simulation import Simulation
 from cwfed.models import attached
 from cwfed.runs import checkpoint, session
 
-BASE = ("model.name=mlp", "model.options.hidden=16", "data.clients=6", "train.rounds=3", "train.lr=0.05")
-"""A digits experiment of a second."""
+BASE = (
+    "model.name=mlp",
+    "model.options.hidden=16",
+    "data.clients=6",
+    "data.samples=400",
+    "train.rounds=3",
+    "train.lr=0.05",
+)
+"""A digits experiment of a tenth of a second."""
 BATCH_NORM = ("model.name=cwfed.testing.problems:with_batch_norm", "model.options={}")
 SMALL_THINGS = 8 * 12
 """Bytes that a participant may send and `cwfed cost` does not count: an index, a handful of weights."""
@@ -127,7 +134,11 @@ class Suite:
         assert leaves(progress.server) == leaves(before.server), "the state changed in a round without participants"
 
     def test_single_class_clients_and_a_class_nobody_has(self) -> None:
-        data = ["data.name=cwfed.testing.problems:blobs", "data.partition=cwfed.testing.problems:one_class_each"]
+        data = [
+            "data.name=cwfed.testing.problems:blobs",
+            "data.samples=0",
+            "data.partition=cwfed.testing.problems:one_class_each",
+        ]
         progress, events = finish(self.simulation(*data, "data.clients=3"))
         assert all(bool(t.isfinite().all()) for t in tensors(progress.server)), "the state is not finite"
         assert is_finite(phase(events[-1]).loss), "the loss is not finite"
@@ -202,7 +213,12 @@ class Suite:
             assert leaves(to_tree(progress)) == then, "a later round changed the state of an earlier one in place"
 
     def test_learns_a_separable_problem(self) -> None:
-        data = ["data.name=cwfed.testing.problems:blobs", "data.partition=dirichlet", "data.alpha=0.5"]
+        data = [
+            "data.name=cwfed.testing.problems:blobs",
+            "data.samples=0",
+            "data.partition=dirichlet",
+            "data.alpha=0.5",
+        ]
         summary = session.run(self.config(*data, "data.clients=4", "train.rounds=25"))
         reached = summary.reported.accuracy
         assert reached > 0.97, f"it reaches {reached:.1%} where 97 % are easy"
@@ -216,7 +232,12 @@ class Suite:
             assert is_finite(last.trained.loss), f"the loss after training is not finite (train.batch_norm={policy})"
 
     def test_runs_with_fasttext_on_every_partition(self) -> None:
-        text = ["data.name=cwfed.testing.problems:few_words", "model.name=fasttext", "model.options.hidden=16"]
+        text = [
+            "data.name=cwfed.testing.problems:few_words",
+            "data.samples=0",
+            "model.name=fasttext",
+            "model.options.hidden=16",
+        ]
         for partition in ("pathological", "dirichlet", "iid"):
             more = [f"data.partition={partition}", "data.alpha=0.5", "train.participation=0.7"]
             _, events = finish(self.simulation(*text, *more))
