@@ -9,7 +9,7 @@ import cwfed
 from cwfed.algorithms.fedbabu import FedBABU
 from cwfed.core.errors import ConfigError
 from cwfed.core.types import Pass
-from cwfed.engine import bench as benches
+from cwfed.engine import worker
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
@@ -60,7 +60,7 @@ def test_measuring_leaves_nothing_behind(engine):
 
 def test_one_epoch_on_everything_from_fedavgs_model_is_fine_tuned_fedavg(monkeypatch):
     """Where both draw the same batches: what is tuned after round t is what fedavg-ft trains in round t + 1."""
-    monkeypatch.setattr(benches, "purpose", lambda of, when, index: of)
+    monkeypatch.setattr(worker, "purpose", lambda of, when, index: of)
     _, ours = finish(
         Simulation(small(BABU, "algorithm.personal_layers=none", "algorithm.tune_epochs=1", *FEW, "train.rounds=3"))
     )
