@@ -27,6 +27,7 @@ from cwfed.federation.rounds import SPOILS, from_tree, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.flower import PersonalisedStrategy, wire
 from cwfed.flower.members import Hello
+from cwfed.flower.ray_backend import SimulatedRun
 from cwfed.flower.replies import read_score
 from cwfed.flower.wire import BadMessage
 from cwfed.privacy.noise import Seeded
@@ -314,6 +315,23 @@ def test_another_federation_with_the_same_settings_begins_anew_and_leaves_the_mo
     again, _ = carry_out(PersonalisedStrategy(plan), grid)
     assert leaves(again.server) == leaves(first.server)
     assert len(list((state / "client-000").iterdir())) == 3
+
+
+@pytest.mark.parametrize("more", [[], ["guard.least=6", "train.client_dropout=0.5"]], ids=["a run", "nobody counts"])
+def test_who_has_all_data_completes_the_events_to_the_simulators(more, tmp_path):
+    """As on Ray, without Ray: leaks, the correlation with the true distributions, the portrait at the end."""
+    config = settings("cwfedavg", "train.rounds=2", *more)
+    plan, grid = federate(config, tmp_path)
+    for client in range(config.data.clients):
+        grid.join(client, histogram=True)
+    run = SimulatedRun(Simulation(config), PersonalisedStrategy(plan), grid, tmp_path / "clients")
+    found = [event for _, event in run.rounds(run.start())]
+    run.close()
+    _, expected = finish(Simulation(config))
+    for event, other in zip(found, expected, strict=True):
+        assert replace(event, seconds={}, down_to_measure=0, at="") == replace(other, seconds={})
+    assert expected[-1].portrait is not None
+    assert bool(expected[-1].leaks) is not bool(more)
 
 
 @pytest.mark.federation
