@@ -145,7 +145,7 @@ def test_what_is_fixed_in_a_pass_does_not_move_and_what_the_model_froze_stays_fr
 
     model = (f"model.name={__name__}:with_a_frozen_layer", "model.options={}", f"algorithm.name={__name__}:Wrong")
     simulation = Simulation(small(*model, f"run.engine={engine}", "data.clients=1"))  # a mean rounds
-    simulation.engine.algorithm = simulation.algorithm = Fixed()
+    use_algorithm(simulation, Fixed())
     progress, _ = finish(simulation)
     moved = {n for n, w in progress.server["model"].items() if not torch.equal(w, simulation.initial[n])}
     assert moved == {"3.weight", "3.bias", "5.weight"}
