@@ -156,7 +156,7 @@ def test_what_moves_in_the_first_step_only(engine, optimizer):
             return (Pass(steps=1),) if when == "training" else ()
 
     simulation = Simulation(small(*same))
-    simulation.engine.algorithm = simulation.algorithm = OneStep()
+    use_algorithm(simulation, OneStep())
     one, _ = finish(simulation)
     torch.testing.assert_close(many.server["model"]["output.bias"], one.server["model"]["output.bias"])
     for name in ("output.weight", "fc.bias"):
@@ -224,3 +224,16 @@ def test_what_is_fixed_in_a_pass_does_not_move_and_what_the_model_froze_stays_fr
     progress, _ = finish(simulation)
     moved = {n for n, w in progress.server["model"].items() if not torch.equal(w, simulation.initial[n])}
     assert moved == {"3.weight", "3.bias", "5.weight"}
+
+
+@pytest.mark.parametrize("name", ["pfedme", "apfl", "per-fedavg", "fedas"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_what_the_model_froze_stays_frozen_in_steps_of_a_methods_own(name, engine):
+    few = ("model.options={}", "data.clients=1", "data.samples=200", "train.rounds=2", f"run.engine={engine}")
+    simulation = Simulation(small(f"model.name={__name__}:with_a_frozen_layer", f"algorithm.name={name}", *few))
+    progress, _ = finish(simulation)
+    for kept in (progress.server["model"], progress.kept.get(0, {})):
+        for n, w in kept.items():
+            assert (
+                torch.equal(w, simulation.initial[n]) == n.removeprefix("own.").startswith("1.") or n == "mix.alpha"
+            )

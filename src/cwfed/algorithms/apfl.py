@@ -86,8 +86,7 @@ class APFL(FedAvg):
     def passes(self, when: When, task: Task, start: Start) -> tuple[Pass, ...]:
         if when != "training":
             return ()
-        both = (*task.parameters, *(OWN + name for name in task.parameters))
-        return (Pass((*both, ALPHA), once=(ALPHA,)),) if self.adaptive else (Pass(both),)
+        return (Pass(once=(ALPHA,)) if self.adaptive else Pass(fixed=(ALPHA,)),)
 
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
         loss = batch.cross_entropy(network(params, batch.inputs).logits)

@@ -81,7 +81,7 @@ class FedAS(FedPer):
         return [replace(row, up=row.up + sizes.participants * (self.weights == "fisher"))]
 
     def check(self, task: Task) -> None:
-        if self.align_epochs and not self.body(task):
+        if self.align_epochs and not self.uploaded(task.parameters, task):
             raise ConfigError(
                 "fedas: no layer of this model is common, so there is nothing to bring into line: choose other "
                 "personal_layers or another model"
@@ -94,10 +94,6 @@ class FedAS(FedPer):
         personal = set(super().keeps(names, task))
         return tuple(name for name in names if name not in personal)
 
-    def body(self, task: Task) -> tuple[str, ...]:
-        """The parameters of the common layers."""
-        return self.uploaded(task.parameters, task)
-
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
         assert own is not None, "a client keeps its model"
         notes = {PROTOTYPES: data.class_moments(own)[0]} if self.align_epochs else {}
@@ -108,7 +104,8 @@ class FedAS(FedPer):
             return (Pass(),)
         if when == "test" or not self.align_epochs:
             return ()
-        return (Pass(self.body(task), self.align_epochs, rate=self.rate, batch_size=self.batch_size, stage="align"),)
+        head, size = task.select(self.personal_layers), self.batch_size
+        return (Pass(fixed=head, epochs=self.align_epochs, rate=self.rate, batch_size=size, stage="align"),)
 
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
         if stage != "align":

@@ -68,7 +68,8 @@ class PerFedAvg(FedAvg):
             return super().loss(network, params, batch, start, stage)
         first, second = halves(batch)
         alpha = batch.lr if self.alpha is None else self.alpha
-        stepped = {name: params[name] - alpha * g for name, g in losses.gradient(network, params, first).items()}
+        inner = losses.gradient(network, params, first, losses.moving(params))
+        stepped = params | {name: params[name] - alpha * g for name, g in inner.items()}
         loss = second.cross_entropy(network(stepped, second.inputs).logits)
         return Loss(loss, torch.zeros_like(loss))
 

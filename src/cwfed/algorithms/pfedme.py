@@ -106,18 +106,18 @@ class PFedMe(FedAvg):
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
         w, theta = of_network(params), of_twin(params)
         found = self.found(network, w if self.restart else theta, w, batch)
-        loss = batch.cross_entropy(
-            network(found, batch.inputs).logits
-        )  # moves running statistics, which inner steps do not
+        output = network(found, batch.inputs)  # moves running statistics, which inner steps do not
         follow = batch.lr * self.lambda_ / 2 * losses.proximal(w, found)
-        return Loss(loss.detach(), losses.proximal(theta, found) / 2 + follow)
+        return Loss(batch.cross_entropy(output.logits).detach(), losses.proximal(theta, found) / 2 + follow)
 
     def found(self, network: Network, theta: Params, w: Params, batch: Batch) -> Params:
         """theta' on a batch: numbers, through which nothing is differentiated."""
+        moving = losses.moving(theta)
         theta, w = ({name: t.detach() for name, t in model.items()} for model in (theta, w))
         for _ in range(self.steps):
-            g = losses.gradient(network, theta, batch)
-            theta = {n: t - self.rate * (g[n] + self.lambda_ * (t - w[n]) + self.decay * t) for n, t in theta.items()}
+            for n, g in losses.gradient(network, theta, batch, moving).items():
+                t = theta[n]
+                theta[n] = t - self.rate * (g + self.lambda_ * (t - w[n]) + self.decay * t)
         return theta
 
     def shown(self, params: Params) -> Params:

@@ -20,8 +20,10 @@ def with_twin(network: nn.Module) -> nn.Module:
 
 def with_second_parameters(network: nn.Module) -> nn.Module:
     """The network with a copy of its parameters alone: both models have the same running statistics."""
-    copies = {name: w.detach().clone() for name, w in network.named_parameters()}
-    return attach(network, OWN.removesuffix("."), holder(copies))
+    copies = holder({name: w.detach().clone() for name, w in network.named_parameters()})
+    for name, w in network.named_parameters():
+        copies.get_parameter(name).requires_grad_(w.requires_grad)  # what the network froze stays frozen
+    return attach(network, OWN.removesuffix("."), copies)
 
 
 def of_twin(tensors: Params) -> Params:
