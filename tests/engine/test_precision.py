@@ -16,7 +16,7 @@ from cwfed.engine import precision
 from cwfed.engine.worker import LocalTraining
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ CNN = ("model.name=cnn", "model.options={}", "train.precision=bf16", "run.engine
 
 def test_the_output_layer_and_what_travels_stay_float32(bf16):
     simulation = Simulation(small(*CNN))
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     dtypes = {name: p.dtype for name, p in bench.model.named_parameters()}
     assert {dtypes[f"{layer}.weight"] for layer in ("conv1", "conv2", "fc")} == {torch.bfloat16}
     assert dtypes["output.weight"] == dtypes["output.bias"] == torch.float32
@@ -51,7 +51,7 @@ def test_the_output_layer_and_what_travels_stay_float32(bf16):
 def test_one_step_moves_the_masters_by_the_bf16_gradient(bf16):
     """master - lr * gradient of the bf16 network, to the bit; the network follows its masters."""
     simulation = Simulation(small(*CNN, "algorithm.name=fedavg", "train.batch_size=10"))
-    bench, start = simulation.engine._benches[0], simulation.fresh(0)
+    bench, start = bench_of(simulation), simulation.fresh(0)
     how = LocalTraining(0, 0.1, len(simulation.federation.shards[0].train), 1, "bf16")
     bench.load(start)
     bench.train(simulation.algorithm, "training", (Pass(),), Start(start), 0, 1, how)
@@ -153,7 +153,7 @@ def test_a_model_that_bf16_does_not_fit_is_refused(no_check):
 def test_shared_weights_have_one_float32_master(bf16):
     settings = ("model.options={}", "train.precision=bf16", "run.engine=loop")
     simulation = Simulation(small(f"model.name={__name__}:with_tied_weights", *settings))
-    assert {p.dtype for p in simulation.engine._benches[0].params.values()} == {torch.float32}
+    assert {p.dtype for p in bench_of(simulation).params.values()} == {torch.float32}
     finish(simulation)
 
 

@@ -51,6 +51,9 @@ class FedAvg:
     travels: ClassVar[str] = "2 models a participant: one down, one up"
     work: ClassVar[str] = "nothing beyond training and one weighted mean"
 
+    def __post_init__(self) -> None:
+        """Where a class refuses settings that cannot be; plug-ins call that of what is beneath them."""
+
     def costs(self, sizes: Sizes) -> list[Cost]:
         note = "every client keeps its own model" if self.keeps_model else f"every client keeps {sizes.kept:,}"
         once = sizes.participants * sizes.travelling

@@ -232,7 +232,7 @@ class Bench:
     def forward(self, inputs: Tensor) -> Output:
         """What the network says, with the features that the output layer saw."""
         logits = self.model(inputs)
-        return Output(logits, self.take_features(), self._output.weight)
+        return Output(logits, self.take_features(), self._output.weight, self.buffers)
 
     def network(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
         """The network as a function of its parameters; see `types.Network`."""
@@ -240,12 +240,13 @@ class Bench:
             return self.forward(inputs)
         casts = self._cast_names
         given = {n: params[n].bfloat16() if n in casts else params[n] for n in self._own_names}
+        buffers = self.buffers
         if statistics is None:
-            given |= {name: b.clone() for name, b in self.buffers.items()}
+            buffers = {name: b.clone() for name, b in buffers.items()}
         elif statistics:
-            given |= {n: self.buffers[statistics + n] for n in self.buffers if statistics + n in self.buffers}
-        logits = functional_call(self.model, given, (inputs,))
-        return Output(logits, self.take_features(), params[self.output_weight])
+            buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
+        logits = functional_call(self.model, given | buffers, (inputs,))
+        return Output(logits, self.take_features(), params[self.output_weight], buffers)
 
     def train(
         self,
@@ -273,7 +274,7 @@ class Bench:
                 self._generator.manual_seed(
                     torch_seed(how.seed, purpose("dropout mask", when, index), round_, client)
                 )
-                self.choose(one.trained)
+                self.choose(one)
                 prefix = f"{OPTIMIZER}{index}."
                 state = {n.removeprefix(prefix): t for n, t in (kept or {}).items() if n.startswith(prefix)}
                 losses, state = self._make(algorithm, when, index, one, start, client, round_, how, state)
@@ -291,12 +292,13 @@ class Bench:
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
         return mean_loss if intact else np.nan, mean_penalty, optimizer
 
-    def choose(self, names: Sequence[str] | None) -> None:
-        """Only these parameters move; their bf16 copies follow."""
-        if names is None:
-            for parameter, required in self._trainable.items():
-                parameter.requires_grad_(required)
+    def choose(self, one: Pass | None) -> None:
+        """Only what a pass trains moves (None: all that can be trained); bf16 copies follow."""
+        for parameter, required in self._trainable.items():
+            parameter.requires_grad_(required)
+        if one is None or (one.trained is None and not one.fixed):
             return
+        names = set(one.moving([name for name, parameter in self.params.items() if parameter.requires_grad]))
         for name, parameter in self.params.items():
             parameter.requires_grad_(name in names)
         for cast, master in self._casts:
