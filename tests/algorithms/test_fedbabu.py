@@ -9,11 +9,11 @@ import cwfed
 from cwfed.algorithms.fedbabu import FedBABU
 from cwfed.core.errors import ConfigError
 from cwfed.core.types import Pass
-from cwfed.engine import bench as benches
+from cwfed.engine import worker as benches
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")
 BABU = "algorithm.name=fedbabu"
@@ -91,7 +91,7 @@ def test_a_round_and_the_tuning_by_hand(tuned, names):
     """The round moves the body alone; tuning starts from the averaged body and the initial head, also at a client that
     has just trained (from its own trained body it would be another model)."""
     simulation = Simulation(small(BABU, f"algorithm.tuned={tuned}", "algorithm.tune_epochs=2", *FEW))
-    bench, how, shards = simulation.engine._benches[0], simulation.engine.how, simulation.federation.shards
+    bench, how, shards = bench_of(simulation), simulation.engine.job.how, simulation.federation.shards
     steps = simulation.rounds(simulation.start())
     after, _ = next(steps)
     trained = {}
