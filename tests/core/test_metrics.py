@@ -22,7 +22,7 @@ from cwfed.report.finished import Group, Method, collect, read_run
 from cwfed.runs import checkpoint, session, track
 from cwfed.runs.folder import RunFolder
 from cwfed.runs.summary import summarise
-from tests.conftest import finish, leaves, small, without_seconds
+from tests.conftest import bench_of, finish, leaves, small, without_seconds
 
 LITTLE = ("data.samples=600", "data.clients=4", "model.options.hidden=8")
 OWN = f'run.metrics=["{__name__}:top2"]'
@@ -102,7 +102,7 @@ def test_the_numbers_of_a_run_are_scikit_learns():
     """What an event says of the models on receipt, against the same models asked one by one."""
     simulation = Simulation(small(*LITTLE, "data.classes_per_client=4", "run.engine=vmap", "train.rounds=2"))
     *_, (progress, event) = simulation.rounds(simulation.start())
-    bench, data = simulation.engine._benches[0], simulation.federation.data
+    bench, data = bench_of(simulation), simulation.federation.data
     said, true = [], []
     for client in simulation.evaluated:
         test = simulation.federation.shards[client].test
@@ -166,7 +166,7 @@ def test_batches_may_end_anywhere(monkeypatch):
     many = ("data.clients=40", "train.rounds=1", "model.options.hidden=8")
     whole = finish(Simulation(small(OWN, *many, "algorithm.name=fedavg", "run.engine=loop")))[1]
     monkeypatch.setattr("cwfed.engine.worker.EVALUATION_BATCH", 7)
-    monkeypatch.setattr("cwfed.engine.vmap.MEASURED", 100)
+    monkeypatch.setattr("cwfed.engine.questions.MEASURED", 100)
     for engine in ("loop", "vmap"):
         name = "fedavg" if engine == "loop" else "fedavg-ft"
         settings = [OWN, *many, f"algorithm.name={name}", f"run.engine={engine}"]

@@ -275,3 +275,64 @@ def test_sorting_in_parts_changes_nothing(monkeypatch):
     parts = mixing.trimmed(q / q.sum(1, keepdim=True), stack, 0.2)
     assert [torch.equal(whole[name], parts[name]) for name in stack] == [True, True]
     assert (whole["w"].shape, whole["one"].shape, whole["w"].dtype) == ((3, 7, 11), (3,), torch.float32)
+
+
+# --- a row per class
+
+
+def test_class_average_by_hand():
+    """Class 0: (1 * 2 + 3 * 6) / 4; class 1 has no weight and keeps its row. Tiny weights are weights, too."""
+    values = torch.tensor([[[2.0], [1.0]], [[6.0], [1.0]]])
+    old = torch.tensor([[0.0], [9.0]])
+    assert mixing.class_average(values, torch.tensor([[1.0, 0.0], [3.0, 0.0]]), old).tolist() == [[5.0], [9.0]]
+    assert mixing.class_average(values, torch.tensor([[1e-40, 0.0], [3e-40, 0.0]]), old)[0, 0] == pytest.approx(5)
+
+
+# --- the mixture nearest to the origin
+
+
+def test_nearest_to_origin_by_hand():
+    two = mixing.nearest_to_origin(torch.diag(torch.tensor([1.0, 3.0]).double()))  # a^2 + 3 (1 - a)^2: a = 3/4
+    torch.testing.assert_close(two, torch.tensor([0.75, 0.25]).double())
+    behind = torch.tensor([[1.0, 2.0], [2.0, 4.0]]).double()  # the points 1 and 2 of a line
+    assert mixing.nearest_to_origin(behind).tolist() == [1, 0]
+    around = torch.tensor([[1.0, -2.0], [-2.0, 4.0]]).double()  # the points 1 and -2: the origin is between them
+    torch.testing.assert_close(mixing.nearest_to_origin(around), torch.tensor([2 / 3, 1 / 3]).double())
+    assert mixing.nearest_to_origin(torch.diag(torch.tensor([0.0, 1.0, 0.0]).double())).tolist() == [0.5, 0, 0.5]
+    assert mixing.nearest_to_origin(torch.ones(1, 1).double()).tolist() == [1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 8), st.sampled_from([1e-3, 1.0, 1e3]), st.integers(0, 2**32 - 1))
+def test_nearest_to_origin_fulfils_karush_kuhn_tucker(points, size, ridge, seed):
+    """The slope is equal on the support, and not smaller off it."""
+    rng = np.random.default_rng(seed)
+    p = torch.from_numpy(rng.normal(size=(points, size)) + rng.normal(size=size))
+    q = p @ p.T + ridge * torch.diag(torch.from_numpy(rng.random(points) + 0.1))
+    weights = mixing.nearest_to_origin(q)
+    assert (weights >= 0).all()
+    assert float(weights.sum()) == pytest.approx(1, abs=1e-9)
+    slopes, level = q @ weights, float(weights @ q @ weights)
+    torch.testing.assert_close(slopes[weights > 0], torch.full_like(slopes[weights > 0], level), rtol=1e-7, atol=1e-9)
+    assert (slopes >= level - 1e-7 * abs(level)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 1e-30, 1.0, 1.0 + 1e-15, 3.0, 1e12]), min_size=2, max_size=8), st.integers(0, 9)
+)
+def test_nearest_to_origin_of_whatever_is_a_mixture(lengths, seed):
+    """Points that coincide, lie on a line, are the origin or very far: weights that are finite, and no endless search."""
+    direction = torch.from_numpy(np.random.default_rng(seed).normal(size=3))
+    p = torch.tensor(lengths).double()[:, None] * direction
+    weights = mixing.nearest_to_origin(p @ p.T)
+    assert (weights >= 0).all()
+    assert float(weights.sum()) == pytest.approx(1, abs=1e-9)
+
+
+def test_what_is_cut_off_goes_to_the_others():
+    """0.0005 is below 1e-3: the others are divided by 0.9995. The largest stays, however small."""
+    cut = mixing.cut(torch.tensor([[0.9985, 0.001, 0.0005]]).double(), 1e-3)
+    torch.testing.assert_close(cut, torch.tensor([[0.9985 / 0.9995, 0.001 / 0.9995, 0]]).double())
+    many = torch.full((2000,), 1 / 2000).double()
+    torch.testing.assert_close(mixing.cut(many, 1e-3), many)

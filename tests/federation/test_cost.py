@@ -37,6 +37,16 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         "fednh": (once - 7 * 9, once - 7 * 9 + 70),  # ten biases fewer, a scale more; ten counts up
         "fedper": (once - 7 * 5_130, once - 7 * 5_130),  # the output layer stays
         "fedrep": (once - 7 * 5_130, once - 7 * 5_130),
+        "fedproto": (7 * 5_130, 7 * 5_130),  # ten prototypes of 512 numbers, and ten flags or counts
+        "fedpac": (
+            once + 7 * 5_130,
+            once + 7 * (5_130 + 5_120 + 1),
+        ),  # H is as large as the prototypes; V is a number
+        "fedcp": (once + 7 * 527_360,) * 2,  # the policy: 512 x 1024 weights, 1024 biases, and a norm layer's 2048
+        "gpfl": (once + 7 * (527_360 + 5_120 - 5_130),) * 2,  # the valve and ten embeddings; the head stays
+        "fedbabu": (once - 7 * 5_130, once - 7 * 5_130),
+        "lg-fedavg": (7 * 5_130, 7 * 5_130),  # nothing else travels
+        "feddbe": (once + 7 * 513, once + 7 * 512),  # a mean feature each way, and whether there is one
     }
     table = {row.method: row for row in costs("cnn", InputShape((3, 32, 32)), 10, 50, 7, {})}
     assert others.keys() < table.keys()
@@ -48,6 +58,7 @@ def test_what_a_server_keeps():
     model, pairs = 878_538, 50**2
     kept = {
         "fedavg": model, "fedprox": model, "feduv": model, "fednh": model - 9, "local": 0,
+        "fedproto": 5_130, "fedpac": model + 50 * 5_130 + 5_130, "fedcp": model + 527_360, "gpfl": model + 527_350,
         "cfl": model, "ifca, k = 2": 2 * model, "fedamp": 51 * model + pairs, "fedfomo": 51 * model + pairs,
     }  # fmt: skip
     table = {row.method: row.server for row in costs("cnn", InputShape((3, 32, 32)), 10, 50, 7, {})}

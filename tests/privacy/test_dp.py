@@ -23,7 +23,7 @@ from cwfed.privacy import dp
 from cwfed.privacy.dp import SamplePrivacy
 from cwfed.privacy.noise import FromSystem, Seeded
 from cwfed.runs import session
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
 INFINITE = float("inf")
 
@@ -58,7 +58,7 @@ def test_noise_has_the_deviation_clip_times_multiplier(source):
 @pytest.fixture
 def bench():
     simulation = private("model.name=cnn", "model.options={hidden=16}", "run.engine=loop")
-    (bench,) = simulation.engine._benches
+    bench = bench_of(simulation)
     bench.load(simulation.initial)
     bench.model.train()
     yield bench
@@ -192,7 +192,7 @@ def test_summary_has_epsilon_for_who_took_part(tmp_path):
 def test_auto_picks_an_engine_that_can(tmp_path):
     simulation = private()
     assert simulation.engine.name == "loop"  # without dp it is vmap
-    assert isinstance(simulation.engine._benches[0], PrivateBench)
+    assert isinstance(bench_of(simulation), PrivateBench)
     simulation.close()
     with pytest.raises(ConfigError, match=r"vmap.*has no gradients sample by sample"):
         private("run.engine=vmap")

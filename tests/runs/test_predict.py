@@ -54,6 +54,21 @@ def test_the_model_of_the_round_that_validation_picked_is_loaded(tmp_path, algor
     assert (newcomer.round, at_the_end.round) == (summary["picked_rounds"][phase]["validated"], 8)
 
 
+@pytest.mark.parametrize("algorithm", ["fedproto", "fedpac", "fedcp", "gpfl"])
+def test_a_network_that_the_method_has_changed_predicts_as_in_the_run(tmp_path, algorithm):
+    config = small(f"algorithm.name={algorithm}", "train.rounds=2", "train.participation=0.7")
+    cwfed.run(config, tmp_path / "run")
+    (*_, last) = (event for event in RunFolder(tmp_path / "run").events() if event.kind == "round")
+    federation = deal(config)
+    for client, shard in federation.shards.items():
+        model = cwfed.load_model(tmp_path / "run", client, pick="last")
+        right = (model.predict(federation.data.inputs[shard.test]) == federation.data.labels[shard.test]).sum()
+        assert right == last.received.right[client]
+    for counts in (None, [3.0] * 5 + [0.0] * 5):
+        newcomer = cwfed.load_model(tmp_path / "run", class_counts=counts)
+        assert np.isfinite(newcomer.probabilities(federation.data.inputs[:9])).all()
+
+
 def test_without_validation_the_last_models_are_loaded(tmp_path):
     cwfed.run(small("data.validation=0"), tmp_path / "run")
     model = cwfed.load_model(tmp_path / "run", 0)

@@ -49,3 +49,27 @@ def uniformity(features: Tensor) -> Tensor:
     median = torch.nanmedian(torch.where(squared > 0, squared, torch.nan))
     scale = torch.nan_to_num(median, nan=1.0)  # all features equal: any scale gives 1
     return (torch.exp(-squared / scale) * apart).sum() / apart.sum()
+
+
+WIDTHS = (10.0, 15.0, 20.0, 50.0)
+"""Of FedCP's kernels."""
+
+
+def mmd(a: Tensor, b: Tensor) -> Tensor:
+    """FedCP: the squared maximum mean discrepancy of two batches of features (both B x d).
+
+    The mean over all pairs, the diagonal included, of k(a, a') + k(b, b') - 2 k(a, b), k the sum over the widths c of
+    exp(-||x - y||^2 / 2c).
+    """
+
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        squared = (x[:, None] - y[None, :]).square().sum(-1)
+        return torch.stack([torch.exp(-squared / (2 * width)) for width in WIDTHS]).sum(0)
+
+    return (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)).mean()
+
+
+def pull(features: Tensor, targets: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    """FedProto, FedPAC: the mean over batch and coordinates of (f - target of its class)^2; 0 for a class that has none."""
+    apart = (features - targets[labels]) * known[labels][:, None]
+    return apart.square().mean()

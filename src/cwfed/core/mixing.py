@@ -70,6 +70,17 @@ def column_shares(amounts: Tensor) -> Tensor:
     return amounts / amounts.sum(0).clamp_min(torch.finfo(amounts.dtype).tiny)
 
 
+def class_average(values: Tensor, weights: Tensor, old: Tensor) -> Tensor:
+    """sum_i weights_ij values_ij / sum_i weights_ij: a row per class (K x d) from the participants' (C x K x d).
+
+    A class of total weight zero keeps its old row.
+    """
+    total = weights.double().sum(0)
+    shares = weights.double() / torch.where(total > 0, total, 1.0)
+    mean = torch.einsum("ck,ckd->kd", shares.to(values.dtype), values)
+    return torch.where((total > 0)[:, None], mean, old)
+
+
 def capped(weights: Tensor, cap: float) -> Tensor:
     """Weights (participants x K) of which none is above `cap`; every column still sums to 1.
 
@@ -170,6 +181,13 @@ def nearest_to_origin(gram: Tensor) -> Tensor:
             support = [point for point in support if weights[point] > 0]
         weights = torch.zeros_like(weights).index_copy(0, torch.tensor(support), best)
     return weights
+
+
+def cut(weights: Tensor, least: float) -> Tensor:
+    """Weights (... x M) without those below `least`, which go to the others; the largest of a row always stays."""
+    most = weights.amax(-1, keepdim=True)
+    kept = torch.where(weights >= most.clamp_max(least), weights, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def unmix(mixed: Tensor, parts: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -18,6 +19,9 @@ Params: TypeAlias = dict[str, Tensor]
 
 Phase: TypeAlias = Literal["received", "trained"]
 """Which model of a client is measured: as handed out by the server, or after its local training."""
+
+Norm: TypeAlias = Literal["batch", "group", "layer", "instance"]
+"""Kinds of norm layers."""
 
 PHASES: tuple[Phase, Phase] = ("received", "trained")
 
@@ -37,6 +41,8 @@ class Task:
     """The name of the output layer, one of `layers`."""
     seed: int = 0
     """For algorithms that draw lots on the server."""
+    norms: Mapping[str, Norm] = field(default_factory=dict)
+    """Name of every norm layer -> its kind, also of those without parameters."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -74,6 +80,15 @@ class Task:
                     raise ConfigError(f"the model has no layer {want!r}: {did_you_mean(want, known)}")
                 chosen += found
         return tuple(name for layer in names if layer in chosen for name in self.layers[layer])
+
+    def tensors(self, choice: str | int | tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+        """Of a model's tensors, those of the layers that `select` chooses: with the running statistics of norm layers."""
+        chosen = set(self.select(choice))
+        if chosen == set(self.parameters):
+            return names
+        layers = {name.rpartition(".")[0] for name in chosen}
+        statistics = set(names) - set(self.parameters)
+        return tuple(n for n in names if n in chosen or (n in statistics and n.rpartition(".")[0] in layers))
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,13 @@ class Pass:
     """(n, spread): it ends early, when the losses of the last n epochs have a standard deviation below the spread."""
     stage: str = ""
     """For the algorithm's `loss`: which of its passes this is."""
+    fixed: tuple[str, ...] = ()
+    """Tensors that do not move, although they are among `trained`."""
+
+    def moving(self, trainable: Iterable[str]) -> tuple[str, ...]:
+        """The tensors that move, where these can be trained."""
+        named = trainable if self.trained is None else self.trained
+        return tuple(name for name in named if name not in self.fixed)
 
 
 class Output(NamedTuple):
@@ -139,6 +161,8 @@ class Output(NamedTuple):
     """The input of the output layer."""
     weight: Tensor
     """The output layer's weight matrix as it is at this batch, one row a class."""
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    """The network's buffers, such as running means, after this batch."""
 
 
 class Network(Protocol):
@@ -225,6 +249,8 @@ class Sizes:
     """Parameters that go up; -1 is all."""
     kept: int = 0
     """Numbers that every client keeps between its rounds."""
+    features: int = 0
+    """Inputs of the output layer, d."""
 
     @property
     def once(self) -> int:

@@ -44,6 +44,9 @@ class PrivateView(ClientView):
     def class_means(self, params: Params) -> Tensor:
         raise ConfigError(BEYOND.format("mean features of their data"))
 
+    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+        raise ConfigError(BEYOND.format("mean features of their data"))
+
 
 class PrivateBench(Bench):
     """A bench whose training is DP-SGD."""

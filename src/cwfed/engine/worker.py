@@ -109,6 +109,11 @@ class ClientView:
         self._bench, self._client, self._statistics = bench, client, statistics
         self._shard = bench.federation.shards[client]
 
+    @property
+    def output(self) -> str:
+        """The name of the network's output layer."""
+        return str(self._bench.model.output_layer)
+
     @cached_property
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
@@ -126,7 +131,15 @@ class ClientView:
     def class_means(self, params: Params) -> Tensor:
         """The mean normalised feature of each class; zero where the client has no sample."""
         self._bench.load(params | self._statistics)
-        return self._bench.class_means(self._shard.train)
+        return self._bench.class_means(self._shard.train, lambda features: F.normalize(features, dim=1))
+
+    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the features of each class: their mean, their mean squared norm, and how many samples the client has."""
+        self._bench.load(params | self._statistics)
+        found = self._bench.class_means(
+            self._shard.train, lambda features: torch.cat([features, features.square().sum(1, keepdim=True)], 1)
+        )
+        return found[:, :-1].contiguous(), found[:, -1].contiguous(), self.class_counts
 
 
 class Bench:
@@ -219,7 +232,7 @@ class Bench:
     def forward(self, inputs: Tensor) -> Output:
         """What the network says, with the features that the output layer saw."""
         logits = self.model(inputs)
-        return Output(logits, self.take_features(), self._output.weight)
+        return Output(logits, self.take_features(), self._output.weight, self.buffers)
 
     def network(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
         """The network as a function of its parameters; see `types.Network`."""
@@ -227,12 +240,13 @@ class Bench:
             return self.forward(inputs)
         casts = self._cast_names
         given = {n: params[n].bfloat16() if n in casts else params[n] for n in self._own_names}
+        buffers = self.buffers
         if statistics is None:
-            given |= {name: b.clone() for name, b in self.buffers.items()}
+            buffers = {name: b.clone() for name, b in buffers.items()}
         elif statistics:
-            given |= {n: self.buffers[statistics + n] for n in self.buffers if statistics + n in self.buffers}
-        logits = functional_call(self.model, given, (inputs,))
-        return Output(logits, self.take_features(), params[self.output_weight])
+            buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
+        logits = functional_call(self.model, given | buffers, (inputs,))
+        return Output(logits, self.take_features(), params[self.output_weight], buffers)
 
     def train(
         self,
@@ -260,7 +274,7 @@ class Bench:
                 self._generator.manual_seed(
                     torch_seed(how.seed, purpose("dropout mask", when, index), round_, client)
                 )
-                self.choose(one.trained)
+                self.choose(one)
                 prefix = f"{OPTIMIZER}{index}."
                 state = {n.removeprefix(prefix): t for n, t in (kept or {}).items() if n.startswith(prefix)}
                 losses, state = self._make(algorithm, when, index, one, start, client, round_, how, state)
@@ -278,16 +292,22 @@ class Bench:
         intact = all(bool(parameter.isfinite().all()) for parameter in trained)
         return mean_loss if intact else np.nan, mean_penalty, optimizer
 
-    def choose(self, names: Sequence[str] | None) -> None:
-        """Only these parameters move; their bf16 copies follow."""
-        if names is None:
-            for parameter, required in self._trainable.items():
-                parameter.requires_grad_(required)
+    def choose(self, one: Pass | None) -> None:
+        """Only what a pass trains moves (None: all that can be trained); bf16 copies follow."""
+        for parameter, required in self._trainable.items():
+            parameter.requires_grad_(required)
+        if one is None or (one.trained is None and not one.fixed):
             return
+        names = set(one.moving([name for name, parameter in self.params.items() if parameter.requires_grad]))
         for name, parameter in self.params.items():
             parameter.requires_grad_(name in names)
         for cast, master in self._casts:
             cast.requires_grad_(master.requires_grad)
+
+    @property
+    def moving(self) -> list[Tensor]:
+        """The parameters that move in this pass, and their bf16 copies."""
+        return [parameter for parameter in self._trainable if parameter.requires_grad]
 
     def _make(
         self,
@@ -425,14 +445,14 @@ class Bench:
         )
 
     @torch.inference_mode()
-    def class_means(self, indices: Indices) -> Tensor:
-        """Of the loaded network: the mean normalised feature of each class, in main memory."""
+    def class_means(self, indices: Indices, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of the loaded network: the mean of a function of the features, by class, in main memory."""
         self.model.eval()
         classes, width = self.federation.data.classes, self._output.in_features
-        sums = torch.zeros(classes, width, device=self.samples.device)
+        sums = torch.zeros_like(of(torch.zeros(classes, width, device=self.samples.device)))
         for at in range(0, len(indices), EVALUATION_BATCH):
             inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
-            sums.index_add_(0, labels, F.normalize(self.forward(inputs).features, dim=1))
+            sums.index_add_(0, labels, of(self.forward(inputs).features))
         counts = torch.from_numpy(np.bincount(self.federation.data.labels[indices], minlength=classes))
         return sums.cpu().clone() / counts.clamp_min(1)[:, None]
 

@@ -60,4 +60,5 @@ def sizes(
         participants=participants,
         uploaded=sum(numbers[name] for name in algorithm.uploaded(names, task)),
         kept=sum(numbers[name] for name in algorithm.keeps(names, task)),
+        features=models.output_layer(network, classes).in_features,
     )

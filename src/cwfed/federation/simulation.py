@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,19 @@ from torch import Tensor
 from cwfed import data, engine, models
 from cwfed.core import mixing
 from cwfed.core.errors import RunError
-from cwfed.core.events import Leak, Newcomers, PhaseResult, Round, Spent, Started
-from cwfed.core.types import Download, Params, Phase, Start, Uploads, nbytes
+from cwfed.core.events import Leak, Newcomers, Round, Spent, Started
+from cwfed.core.types import Download, Params, Start, Uploads, nbytes
 from cwfed.engine import Candidate, Choice, Score, Visit, Visited
 from cwfed.engine.precision import require_bf16
 from cwfed.engine.worker import OPTIMIZER
 from cwfed.federation import manifest
 from cwfed.federation.config import Config
 from cwfed.federation.experiment import Experiment
+from cwfed.federation.open_round import OpenRound, Sizes, Update
 from cwfed.federation.portrait import portray
 from cwfed.federation.rounds import (
-    Clock,
     FinalModels,
     Progress,
-    close,
     correlation,
     give_up_in_vain,
     invite,
@@ -35,8 +35,6 @@ from cwfed.federation.rounds import (
     is_over,
     mean,
     one_compute_thread,
-    phase_result,
-    wait,
 )
 from cwfed.privacy import dp, leak
 from cwfed.privacy.noise import Seeded
@@ -145,159 +143,90 @@ class Simulation(Experiment):
                 give_up_in_vain(progress, self.config.train.rounds)
 
     def _round(self, before: Progress) -> tuple[Progress, Round]:
-        number = before.round + 1
-        clock = Clock()
-
         # 1. Choose who takes part, and who of them will be lost on the way.
-        invited = invite(self.config, self.members, number)
-        lost = [c for c in invited if is_lost(self.config, number, c)]
-        participants = sorted(set(invited) - set(lost))
-        down = sum(self.algorithm.send(before.server, c).nbytes for c in lost)
-        clock.lap("send")
+        opened = OpenRound(self, before, self.members)
+        opened.down = sum(self.algorithm.send(before.server, c).nbytes for c in opened.lost)
+        opened.clock.lap("send")
 
-        # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th participant's.
-        stack = {n: torch.empty(len(participants), *t.shape, dtype=t.dtype) for n, t in self.initial.items()}
-        visits = [self.visit(c, before.kept.get(c, {})) for c in participants]
-        visited = self.engine.visit(number, before.server, visits, stack)
-        sent = {v.client: Download(v.head) for v in visited}
-        down += sum(v.downloaded for v in visited)
-        keeps = {v.client: self._keep(v, stack, row) for row, v in enumerate(visited)}
-        self._tamper(visited, stack)
-        up = nbytes({name: stack[name] for name in self.guard.model}) + sum(nbytes(v.extras) for v in visited)
-        clock.lap("train")
+        # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th one's.
+        stack = {n: torch.empty(len(opened.asked), *t.shape, dtype=t.dtype) for n, t in self.initial.items()}
+        visits = [self.visit(c, before.kept.get(c, {})) for c in opened.asked]
+        visited = self.engine.visit(opened.number, before.server, visits, stack)
+        opened.down += sum(v.downloaded for v in visited)
+        updates = [self._update(v, stack, row) for row, v in enumerate(visited)]
+        self._tamper(updates, stack)
 
-        # 3. Check what arrived. Who is refused is from here on like one who was lost: nothing of its round stays.
-        refused = self._refused(number, visited, stack)
-        good = [row for row, v in enumerate(visited) if v.client not in refused]
-        clock.lap("guard")
+        # 3. Check what arrived, as clients upload it. The server aggregates what is good.
+        opened.take(updates, self._uploaded(opened, stack))
+        opened.close(lambda c: self.engine.download(before.server, Visit(c)).model)
 
-        # 4. The server aggregates what is good, as clients upload it: blurred, where they are told to. A round without any
-        #    participant changes nothing.
-        uploads = self._uploads(number, visited, stack, good) if good else None
-        closed = close(
-            self.algorithm,
-            before.server,
-            uploads,
-            lambda c: self.engine.download(before.server, Visit(c)).model,
-            self.config.guard,
-        )
-        refused |= closed.refused
-        in_vain = tuple[str, ...]()
-        if refused and len(refused) == len(visited):
-            in_vain = (*before.in_vain, next(iter(refused.values())))
-        participants, took_part = closed.participants, set(closed.participants)
-        rows = [row for row, v in enumerate(visited) if v.client in took_part]
+        # 4. Measure the trained models, and those that the server hands out next.
+        took_part = set(opened.closed.participants)
+        rows = {client: row for row, client in enumerate(opened.asked) if client in took_part}
+        if opened.is_evaluated:
+            self._measure(opened, {c: {n: w[row] for n, w in stack.items()} for c, row in rows.items()})
+        after = opened.finish(self._sizes)
+
+        # 5. Say what happened.
+        uploaded = opened.closed.uploads.models if opened.closed.uploads else {}
         if len(rows) < len(visited):
-            visited, stack = [visited[row] for row in rows], {name: w[rows] for name, w in stack.items()}
-        kept = before.kept | {client: keeps[client] for client in participants if keeps[client]}
-        clock.lap("aggregate")
+            stack = {n: w[list(rows.values())] for n, w in stack.items() if n not in uploaded}
+        sent = {v.client: Download(v.head) for v in visited}
+        return after, self._completed(opened, after, stack | uploaded, sent)
 
-        # 5. Measure the trained models. A client that sat out has the model it keeps, if it keeps one.
-        evaluate = number % self.config.run.evaluate_every == 0 or number == self.config.train.rounds
-        trained = {c: s for c, s in before.trained.items() if c not in took_part}
-        if evaluate and not self.is_tuned:
-            trained = trained | self._measure_trained(participants, stack, kept, known=trained)
-        if closed.uploads:
-            stack = stack | closed.uploads.models
-        clock.lap("evaluate")
-
-        # 6. Measure the models that the server hands out next.
-        own_scores = trained if self.has_own_models else {}
-        waited, best = before.waited, before.best
-        after = Progress(number, closed.server, kept, own_scores, in_vain=in_vain, waited=waited, best=best)
-        results: dict[Phase, PhaseResult | None] = {"received": None, "trained": None}
-        if evaluate:
-            received = self._measure_received(after)
-            if self.is_tuned:
-                trained = self._measure_received(after, is_tuned=True)
-            results = {"received": self._result(received), "trained": self._result(received | trained)}
-        after, stopped = wait(after, self.config, results[self.algorithm.phase], self.lower_is_better)
-        clock.lap("evaluate")
-
-        # 7. Say what happened.
-        p, estimate = self.distributions(participants, stack)
-        is_last = is_over(self.config, after)
-        event = Round(
-            round=number,
-            participants=participants,
-            dropped=lost,
-            loss=mean([v.loss for v in visited]),
-            penalty=mean([v.penalty for v in visited]),
-            client_loss=[v.loss for v in visited],
+    def _completed(self, opened: OpenRound, after: Progress, models: Params, sent: Mapping[int, Download]) -> Round:
+        """The event of a round with what nobody can see who does not have all data."""
+        up, is_last = opened.closed.uploads, is_over(self.config, after)
+        participants = opened.closed.participants
+        p, estimate = self.distributions(participants, models)
+        return replace(
+            opened.event(),
             correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
-            received=results["received"],
-            trained=results["trained"],
-            down=down,
-            up=up,
-            refused={str(client): why for client, why in refused.items()},
-            skipped=closed.skipped,
-            scaled_back=closed.scaled_back,
-            portrait=portray(self, after, participants, stack) if is_last else None,
-            leaks=self.leaks(closed.uploads, sent) if closed.uploads else {},
-            spent=self.spent(number) if is_last else None,
-            stopped=stopped,
-            seconds=clock.laps("report"),
+            portrait=portray(self, after, participants, models) if is_last else None,
+            leaks=self.leaks(up, sent) if up else {},
+            spent=self.spent(opened.number) if is_last else None,
+            seconds=opened.clock.laps("report"),
         )
-        return after, event
 
-    def _keep(self, visited: Visited, stack: Params, row: int) -> Params:
+    def _update(self, visited: Visited, stack: Params, row: int) -> Update:
+        """What a client answers beside its model, and what it keeps: as it trained it, whatever it sends."""
         own = {n: stack[n][row].clone() for n in self.kept_names}
-        return own | visited.remembered | visited.statistics
+        return Update(
+            client=visited.client,
+            samples=len(self.federation.shards[visited.client].train),
+            penalty=visited.penalty,
+            loss=visited.loss,
+            extras=visited.extras,
+            keeps=own | visited.remembered | visited.statistics,
+        )
 
     def statistics(self, kept: dict[int, Params], client: int) -> Params:
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
-    def _tamper(self, visited: list[Visited], stack: Params) -> None:
+    def _tamper(self, updates: list[Update], stack: Params) -> None:
         """Adversaries send something else than what they trained; they keep that for themselves."""
-        for row, client in enumerate(v.client for v in visited):
+        for row, client in enumerate(update.client for update in updates):
             if client in self.adversaries:
                 trained = {name: w[row] for name, w in stack.items()}
                 sent = self.adversaries[client].tamper(trained, self.task.output_weight)
                 for name, w in sent.items():
                     stack[name][row] = w
-                visited[row] = replace(visited[row], extras=self.adversaries[client].claim(visited[row].extras))
+                updates[row] = replace(updates[row], extras=self.adversaries[client].claim(updates[row].extras))
 
-    def _refused(self, number: int, visited: Sequence[Visited], stack: Params) -> dict[int, str]:
-        """By client, why its update is left out of the round."""
+    def _uploaded(self, opened: OpenRound, stack: Params) -> Params:
+        """The clients' models as they upload them, blurred where they are told to: those that stay with them are not changed."""
         models = {name: stack[name] for name in self.guard.model}
-        problems = self.guard.problems(models, [v.extras for v in visited], self._samples(visited))
-        for row, v in enumerate(visited):
-            if not np.isfinite(v.loss + v.penalty):
-                problems[row] = (
-                    f"the loss of client {v.client} in round {number} is not a finite number: "
-                    "the training diverged; lower train.lr (or the weight of the penalty)"
-                )
-        return {visited[row].client: why for row, why in sorted(problems.items())}
-
-    def _samples(self, visited: Sequence[Visited]) -> list[int]:
-        return [len(self.federation.shards[v.client].train) for v in visited]
-
-    def _blurred(self, number: int, participants: Sequence[int], stack: Params) -> Params:
-        """The participants' models as they upload them: those that stay with the clients are not changed."""
         dial, weight = self.config.privacy.dial(), self.task.output_weight
-        if dial.norms == "exact":
-            return stack
+        if dial.norms == "exact" or not opened.asked:
+            return models
         noise = Seeded(self.config.run.seed)
         rows = [
-            dial.turn({weight: stack[weight][row]}, self.task, noise, number, client)[weight]
-            for row, client in enumerate(participants)
+            dial.turn({weight: stack[weight][row]}, self.task, noise, opened.number, client)[weight]
+            for row, client in enumerate(opened.asked)
         ]
-        return stack | {weight: torch.stack(rows)}
-
-    def _uploads(self, number: int, visited: Sequence[Visited], stack: Params, rows: Sequence[int]) -> Uploads:
-        """What these rows of a round's stack upload."""
-        some, models = [visited[row] for row in rows], {name: stack[name] for name in self.guard.model}
-        if len(rows) < len(visited):
-            models = {name: w[rows] for name, w in models.items()}
-        clients = tuple(v.client for v in some)
-        return Uploads(
-            clients=clients,
-            models=self._blurred(number, clients, models),
-            counts=torch.tensor(self._samples(some)),
-            extras={name: torch.stack([v.extras[name].cpu() for v in some]) for name in self.guard.beside},
-        )
+        return models | {weight: torch.stack(rows)}
 
     # --- measuring
 
@@ -307,36 +236,41 @@ class Simulation(Experiment):
         scores = self.engine.measure(candidates, progress.round + 1, progress.server)
         return dict(zip(self.evaluated, scores, strict=True))
 
+    def _measure(self, opened: OpenRound, trained: Mapping[int, Params]) -> None:
+        """Measure the models just trained, by participant, and those that clients have on receipt from now on."""
+        if not self.is_tuned:
+            opened.measured("trained", self._measure_trained(trained, opened.kept, opened.trained))
+        after = opened.progress
+        opened.measured("received", self._measure_received(after))
+        if self.is_tuned:
+            opened.measured("trained", self._measure_received(after, is_tuned=True))
+
     def _measure_trained(
-        self, participants: Sequence[int], stack: Params, kept: dict[int, Params], known: dict[int, Score]
+        self, trained: Mapping[int, Params], kept: dict[int, Params], known: Mapping[int, Score]
     ) -> dict[int, Score]:
         """Scores of the models just trained, and of kept ones that were trained in a round without evaluation."""
         evaluated = set(self.evaluated)
-        rows = {c: {n: w[row] for n, w in stack.items()} for row, c in enumerate(participants) if c in evaluated}
-        own: dict[int, Params] = {}
+        models = {client: model for client, model in trained.items() if client in evaluated}
         if self.has_own_models:
-            stale = sorted((evaluated & kept.keys()) - rows.keys() - known.keys())
-            own = {c: {n: kept[c][n] for n in self.kept_names} for c in stale}
+            stale = sorted((evaluated & kept.keys()) - models.keys() - known.keys())
+            models |= {c: {n: kept[c][n] for n in self.kept_names} for c in stale}
         candidates = []
-        for c, model in (rows | own).items():
+        for c, model in models.items():
             statistics = self.statistics(kept, c)
             shown = self.after_training(model | statistics, self._counts(c))
             candidates.append(Candidate(Visit(c, statistics=statistics), shown))
-        return dict(zip([*rows, *own], self.engine.measure(candidates), strict=True))
+        return dict(zip(models, self.engine.measure(candidates), strict=True))
 
     def _counts(self, client: int) -> list[float]:
         """n_ij: a client's training samples by class."""
         counts: list[float] = self.federation.class_counts(client).tolist()
         return counts
 
-    def _result(self, scores: dict[int, Score]) -> PhaseResult:
-        shards = [self.federation.shards[c] for c in self.evaluated]
-        return phase_result(
-            [scores[c] for c in self.evaluated],
-            [len(s.test) for s in shards],
-            [len(s.validation) for s in shards],
-            self.metrics,
-        )
+    @cached_property
+    def _sizes(self) -> Sizes:
+        """By evaluated client, its test samples and its held-out ones."""
+        shards = {c: self.federation.shards[c] for c in self.evaluated}
+        return {c: (len(shard.test), len(shard.validation)) for c, shard in shards.items()}
 
     def distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
         """The participants' true class distributions and those read from their uploaded output layers."""

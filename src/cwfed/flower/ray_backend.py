@@ -60,7 +60,7 @@ class SimulatedRun(FederatedRun):
 
     def _completed(self, after: Progress, event: Round) -> Round:
         """The event with what only somebody knows who has all the data."""
-        turn, simulation = self.strategy.turn, self.simulation
+        simulation = self.simulation
         is_last = is_over(self.config, after)
         phases = {
             phase: replace(found, clients=None, samples=None)
@@ -68,7 +68,7 @@ class SimulatedRun(FederatedRun):
             if (found := getattr(event, phase)) is not None
         }
         event = replace(event, **phases, spent=simulation.spent(event.round) if is_last else None)
-        up = turn.aggregated
+        up = self.strategy.opened.closed.uploads
         if up is None:
             return event
         models = up.models | self._not_uploaded(after, up.clients)
@@ -77,16 +77,16 @@ class SimulatedRun(FederatedRun):
             event,
             correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
-            leaks=simulation.leaks(up, turn.sent),
+            leaks=simulation.leaks(up, self.strategy.sent),
             portrait=portray(simulation, self.complete(after), up.clients, models) if is_last else None,
         )
 
     def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
         """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""
-        names = [name for name in self.simulation.initial if name not in self.strategy.guard.model]
+        names = [name for name in self.simulation.initial if name not in self.strategy.blueprint.guard.model]
         if not names:
             return {}
-        kept, sent = self.complete(after).kept, self.strategy.turn.sent
+        kept, sent = self.complete(after).kept, self.strategy.sent
         whole = [(sent[c].models[0] if sent[c].models else {}) | kept.get(c, {}) for c in clients]
         return {name: torch.stack([model[name] for model in whole]) for name in names}
 
