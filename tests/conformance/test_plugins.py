@@ -24,6 +24,7 @@ COMBINATIONS = {
     "fedavg+tune": [],
     "cwfedavg+ala": ["algorithm.most_epochs=3"],
     "cwfedavg+balanced": ["algorithm.wdr=0", "algorithm.distribution=empirical"],
+    "cwfedavg+dbe": [],
     "cwfedavg+head_first": [],
     "cwfedavg+offset": ['algorithm.objective={name = "fedprox"}'],
     "cwfedavg+prior": [],
@@ -38,6 +39,8 @@ COMBINATIONS = {
     "feduv+head_first": [],
     "ifca+prior": [],
     "cwfedavg+ala+head_first+offset+prior": ["algorithm.most_epochs=3"],
+    "fedbn+ala": ["algorithm.most_epochs=3"],
+    "fedavg+dbe+head_first+owners+prior": [],
     "fedprox+balanced+head_first+owners": ["algorithm.owners=updates", "algorithm.class_cap=0.5"],
     "fedala+offset+owners+prior": ["algorithm.most_epochs=3"],
 }

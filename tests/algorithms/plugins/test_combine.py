@@ -83,7 +83,7 @@ def test_hooks_of_all_parts_act():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("fedavg+nothing", "unknown plug-in 'nothing': known: ala, "),
+        ("fedavg+nothing", "unknown plug-in 'nothing': known: "),
         ("fedavg+ownrs", "unknown plug-in 'ownrs': did you mean owners"),
         ("fedavgg+prior", "unknown algorithm 'fedavgg': did you mean fedavg"),
         ("fedavg+fedprox", "unknown plug-in 'fedprox'"),

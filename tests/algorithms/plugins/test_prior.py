@@ -11,6 +11,7 @@ from cwfed import load_model
 from cwfed.algorithms import build
 from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Output, Start, Task
+from cwfed.engine.base import Call, Candidate
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
@@ -73,18 +74,13 @@ def test_rounds_are_those_without_it_and_models_are_measured_with_it(base, engin
     raised = simulation.algorithm.log_prior(counts, 10).float()
     visit = simulation.visit(1, progress.kept.get(1, {}))
     (received,) = simulation.engine.personal(3, progress.server, [visit])
-    beneath = simulation.engine._on_receipt(simulation.engine._benches[0], 3, progress.server, candidate(visit))
+    loop = simulation.engine if engine == "loop" else simulation.engine._loop
+    beneath = loop.worker.on_receipt(Call("personal", 3, progress.server), Candidate(visit))
     assert torch.equal(received["output.bias"], beneath["output.bias"] + raised)
     saved = simulation.final_model(progress, 1)
     kept = progress.kept[1] if base == "fedavg-ft" else beneath
     assert torch.equal(saved["output.bias"], kept["output.bias"] + raised)
     simulation.close()
-
-
-def candidate(visit):
-    from cwfed.engine import Candidate
-
-    return Candidate(visit)
 
 
 def test_newcomers_with_a_histogram_have_it_and_others_not(tmp_path):

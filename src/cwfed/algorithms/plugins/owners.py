@@ -72,14 +72,13 @@ class Owners(FedAvg):
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         after, before = super().aggregate(state, up), state["model"]
-        owned = self.owned(state, up)
-        shares = mixing.capped(mixing.column_shares(owned), self.class_cap)
+        shares = mixing.capped(mixing.column_shares(self.owned(state, up)), self.class_cap)
         rows = {}
         for name in (f"{state['output']}.weight", f"{state['output']}.bias"):
             if name in up.models:
-                mean = torch.einsum("ck,ck...->k...", shares.to(up.models[name].dtype), up.models[name])
-                is_owned = (owned.sum(0) > 0).reshape(-1, *[1] * (mean.dim() - 1))
-                rows[name] = torch.where(is_owned, mean, before[name])
+                sent = up.models[name].reshape(*shares.shape, -1)  # a bias is one number a row
+                mean = mixing.class_average(sent, shares, before[name].reshape(len(before[name]), -1))
+                rows[name] = mean.view_as(before[name])
         return after | {"model": after["model"] | rows, "output": state["output"]}
 
     def owned(self, state: Any, up: Uploads) -> Tensor:
