@@ -15,7 +15,7 @@ from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
 from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BABU = "algorithm.name=fedbabu"
 FEW = ("data.samples=300", "data.clients=3", "train.rounds=2", "run.engine=loop")
 

@@ -16,7 +16,7 @@ from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
 from tests.conftest import finish, leaves, small, use_algorithm
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 def set_to(parameter, values):

@@ -24,7 +24,7 @@ from tests.engine.test_vmap import assert_like_the_loop
 DBE = "algorithm.name=feddbe"
 M = f"output.{MEMORY}"
 FEW = ("data.samples=300", "data.clients=3", "train.rounds=2", "run.engine=loop")
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def test_a_first_round_without_anybody_is_made_up_for():
     assert not before[KNOWN]
     assert not before[MEAN].any()
     simulation.close()
-    _, (lost,) = finish(Simulation(small(DBE, *FEW, "train.rounds=1", "train.dropout=0.999999")))
+    _, (lost,) = finish(Simulation(small(DBE, *FEW, "train.rounds=1", "train.client_dropout=0.999999")))
     assert lost.participants == []
 
 

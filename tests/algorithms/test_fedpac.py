@@ -14,7 +14,7 @@ from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
 from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 MOMENTS = (torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([5.0, 20.0]), torch.tensor([1.0, 3.0]))
 
 

@@ -13,7 +13,7 @@ from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, uploads
 from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 def notes(prototypes, known):

@@ -13,7 +13,7 @@ from cwfed.testing.conformance import cost_of, tensors
 from tests.conftest import finish, leaves, small, without_seconds
 
 TINY = ("data.clients=4", "data.samples=200", "model.options.hidden=4", "train.rounds=3")
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 COMBINATIONS = {
     "fedavg+ala": ["algorithm.most_epochs=3", "algorithm.rows=true"],
     "fedavg+balanced": [],
