@@ -12,7 +12,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Download, Output, Start, Task, Uploads
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")
 MOMENTS = (torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([5.0, 20.0]), torch.tensor([1.0, 3.0]))
@@ -40,7 +40,7 @@ def test_statistics_by_hand():
 def test_statistics_of_a_client_of_the_simulator():
     simulation = Simulation(small("algorithm.name=fedpac", "run.engine=loop"))
     state = simulation.first_state()
-    bench, own = simulation.engine._benches[0], simulation.federation.shards[2].train
+    bench, own = bench_of(simulation), simulation.federation.shards[2].train
     start = simulation.algorithm.begin(simulation.algorithm.send(state, 2), None, bench.view(2, {}))
     inputs, labels = bench.samples.batch(own)
     simulation.close()

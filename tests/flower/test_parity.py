@@ -83,9 +83,9 @@ def assert_same_bits(config, folder, **untold):
     assert rounds == [replace(as_a_server_sees_it(e), **untold) for e in expected]
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", [*ALGORITHMS, "cwfedavg+head_first+offset+prior", "fedavg+balanced+owners"])
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
-    config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
+    config = settings(name, "train.participation=0.5", "train.client_dropout=0.2", "run.evaluate_every=2")
     assert_same_bits(config, tmp_path)
 
 
@@ -323,7 +323,7 @@ def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
     """The real thing: Ray's actors, `cwfed run --backend flower`; the folder is the simulator's, but for times."""
     config = settings(name, "data.clients=4", "train.rounds=2", "data.newcomers=1", "run.evaluate_every=2")
     session.run(config, tmp_path / "ours")
-    session.run(config, tmp_path / "flower", backend="flower")
+    cwfed.run(config, tmp_path / "flower", backend="flower")
     ours, theirs = (
         [json.loads(line) for line in (tmp_path / side / "events.jsonl").read_text().splitlines()]
         for side in ("ours", "flower")
@@ -347,7 +347,7 @@ def test_on_flower_too_the_models_that_validation_picked_are_saved(tmp_path):
     config = small("train.rounds=8", "train.lr=0.3", "algorithm.name=fedavg-ft", "data.clients=4", "run.engine=loop")
     summary = session.run(config, tmp_path / "ours")
     assert summary["picked_rounds"]["trained"]["validated"] <= 4
-    session.run(config, tmp_path / "flower", backend="flower")
+    cwfed.run(config, tmp_path / "flower", backend="flower")
     assert (tmp_path / "flower" / "models" / "validated" / "index.json").exists()
     assert saved_models(tmp_path / "flower" / "models") == saved_models(tmp_path / "ours" / "models")
 

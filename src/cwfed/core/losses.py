@@ -6,7 +6,20 @@ import torch
 from torch import Tensor
 
 from cwfed.core.mixing import norm_distribution
-from cwfed.core.types import Params
+from cwfed.core.types import Batch, Network, Params
+
+
+def gradient(network: Network, params: Params, batch: Batch) -> Params:
+    """The gradient of the cross-entropy at these parameters: numbers, through which nothing is differentiated.
+
+    For steps inside a loss; running statistics of norm layers do not move.
+    """
+
+    def loss(params: Params) -> Tensor:
+        return batch.cross_entropy(network(params, batch.inputs, None).logits)
+
+    found: Params = torch.func.grad(loss)({name: w.detach() for name, w in params.items()})
+    return found
 
 
 def proximal(params: Params, anchor: Params) -> Tensor:
