@@ -140,9 +140,9 @@ class ClientTasks:
         if candidate.model is not None:
             return candidate.model
         counts = self.job.federation.class_counts(candidate.visit.client).tolist()
-        return self.job.algorithm.predictor(self._on_receipt(call, candidate), counts, self.job.task)
+        return self.job.algorithm.predictor(self.on_receipt(call, candidate), counts, self.job.task)
 
-    def _on_receipt(self, call: Call, candidate: Candidate) -> Params:
+    def on_receipt(self, call: Call, candidate: Candidate) -> Params:
         """The model that a client has on receipt."""
         visit, task, algorithm, bench = candidate.visit, self.job.task, self.job.algorithm, self.bench
         got, view = self.outbox.download(call.state, visit), bench.view(visit.client, visit.statistics)
