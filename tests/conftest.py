@@ -10,7 +10,7 @@ import pytest
 
 from cwfed.algorithms import FedAvg
 from cwfed.engine import Choice, Loop, choose, precision
-from cwfed.engine.worker import Bench
+from cwfed.engine.worker import ClientWorker
 from cwfed.federation import config as configs
 from cwfed.federation.config import Config
 from cwfed.federation.simulation import Simulation
@@ -50,10 +50,10 @@ def small(*settings: str) -> Config:
     return configs.load(None, [*BASE, *settings])
 
 
-def bench_of(simulation: Simulation) -> Bench:
+def worker_of(simulation: Simulation) -> ClientWorker:
     """Where an engine of one worker trains its clients."""
     engine = simulation.engine
-    return (engine if isinstance(engine, Loop) else engine._loop).worker.bench
+    return (engine if isinstance(engine, Loop) else engine._loop).tasks.worker
 
 
 def use_algorithm(simulation: Simulation, algorithm: FedAvg) -> None:

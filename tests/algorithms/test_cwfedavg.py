@@ -12,7 +12,7 @@ from cwfed.algorithms import CwFedAvg, FedAvg
 from cwfed.algorithms.fedprox import FedProx
 from cwfed.core import mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Download, Form, Output, Start, Task, Uploads
+from cwfed.core.types import Download, ExtraSpec, Output, Start, Task, Uploads
 from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small, without_seconds
 
@@ -92,9 +92,9 @@ def test_aggregate_leaves_the_old_state_as_it_was():
 
 
 def test_beside_the_model_only_the_empirical_form_sends_something():
-    assert CwFedAvg().beside(W0, TASK) == {}
-    counts = Form(torch.float32, (2,), 0, counts_samples=True)  # a client may lack a class
-    assert CwFedAvg(distribution="empirical").beside(W0, TASK) == {"class_counts": counts}
+    assert CwFedAvg().extras_spec(W0, TASK) == {}
+    counts = ExtraSpec(torch.float32, (2,), 0, counts_samples=True)  # a client may lack a class
+    assert CwFedAvg(distribution="empirical").extras_spec(W0, TASK) == {"class_counts": counts}
 
 
 def test_empirical_takes_what_the_clients_send():

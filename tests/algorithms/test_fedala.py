@@ -12,7 +12,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Output, Start
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
-from tests.conftest import bench_of, finish, leaves, small
+from tests.conftest import finish, leaves, small, worker_of
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
@@ -106,8 +106,8 @@ def test_a_pass_ends_when_its_losses_stand_still():
         small("algorithm.name=fedala", "run.engine=loop", "algorithm.still=1000", "train.rounds=2")
     )
     seen = []
-    train = bench_of(simulation).gradients
-    bench_of(simulation).gradients = lambda a, b, s, stage, *rest: (
+    train = worker_of(simulation).gradients
+    worker_of(simulation).gradients = lambda a, b, s, stage, *rest: (
         seen.append(stage),
         train(a, b, s, stage, *rest),
     )[1]
@@ -133,9 +133,9 @@ def test_what_was_measured_is_what_the_next_round_starts_from():
     *_, (after, _) = simulation.rounds(simulation.start())
     visit = simulation.visit(1, after.kept[1])
     (measured,) = simulation.engine.personal(4, after.server, [visit])
-    bench = bench_of(simulation)
+    worker = worker_of(simulation)
     got = simulation.engine.download(after.server, visit)
-    start = simulation.algorithm.begin(got, visit.own, bench.view(1, {}))
+    start = simulation.algorithm.begin(got, visit.own, worker.view(1, {}))
     begun = simulation.engine.worker.received(4, visit, start)
     assert leaves(begun.params) == leaves(measured)
     simulation.close()

@@ -13,7 +13,7 @@ from cwfed.engine import worker
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
-from tests.conftest import bench_of, finish, leaves, small
+from tests.conftest import finish, leaves, small, worker_of
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BABU = "algorithm.name=fedbabu"
@@ -91,19 +91,19 @@ def test_a_round_and_the_tuning_by_hand(tuned, names):
     """The round moves the body alone; tuning starts from the averaged body and the initial head, also at a client that
     has just trained (from its own trained body it would be another model)."""
     simulation = Simulation(small(BABU, f"algorithm.tuned={tuned}", "algorithm.tune_epochs=2", *FEW))
-    bench, how, shards = bench_of(simulation), simulation.engine.job.how, simulation.federation.shards
+    worker, how, shards = worker_of(simulation), simulation.engine.job.how, simulation.federation.shards
     steps = simulation.rounds(simulation.start())
     after, _ = next(steps)
     trained = {}
     for client in range(3):
-        (epoch,) = bench.epochs(shards[client].train, "training", 0, Pass(), client, 1, how)
+        (epoch,) = worker.epochs(shards[client].train, "training", 0, Pass(), client, 1, how)
         trained[client] = sgd(simulation.initial, BODY, epoch, how.lr)
     sizes = torch.tensor([len(shards[c].train) for c in range(3)], dtype=torch.float64)
     for name in BODY:
         mean = sum(p * trained[c][name].double() for c, p in enumerate(sizes / sizes.sum()))
         torch.testing.assert_close(after.server["model"][name], mean.float(), rtol=1e-4, atol=1e-6)
 
-    (epoch,) = bench.epochs(shards[0].train, "test", 0, Pass(epochs=2), 0, 2, how)
+    (epoch,) = worker.epochs(shards[0].train, "test", 0, Pass(epochs=2), 0, 2, how)
     expected = sgd(simulation.initial | after.server["model"], names, epoch, how.lr)
     visit = simulation.visit(0, after.kept[0])
     (model,) = simulation.engine.personal(2, after.server, [visit], is_tuned=True)

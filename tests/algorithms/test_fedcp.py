@@ -142,7 +142,7 @@ def test_the_head_and_its_context_stay():
     own = {"output.weight", "output.bias", "output.context"}
     assert set(simulation.kept_names) == own
     assert not own & set(simulation.guard.model)
-    assert set(simulation.guard.beside) == {"output.generic.weight", "output.generic.bias"}
+    assert set(simulation.guard.extras_spec) == {"output.generic.weight", "output.generic.bias"}
     assert simulation.first_state()["model"].keys() == simulation.initial.keys() - own
 
 

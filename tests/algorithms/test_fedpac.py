@@ -12,7 +12,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Download, Output, Start, Task, Uploads
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
-from tests.conftest import bench_of, finish, leaves, small
+from tests.conftest import finish, leaves, small, worker_of
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 MOMENTS = (torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([5.0, 20.0]), torch.tensor([1.0, 3.0]))
@@ -40,9 +40,9 @@ def test_statistics_by_hand():
 def test_statistics_of_a_client_of_the_simulator():
     simulation = Simulation(small("algorithm.name=fedpac", "run.engine=loop"))
     state = simulation.first_state()
-    bench, own = bench_of(simulation), simulation.federation.shards[2].train
-    start = simulation.algorithm.begin(simulation.algorithm.send(state, 2), None, bench.view(2, {}))
-    inputs, labels = bench.samples.batch(own)
+    worker, own = worker_of(simulation), simulation.federation.shards[2].train
+    start = simulation.algorithm.begin(simulation.algorithm.send(state, 2), None, worker.view(2, {}))
+    inputs, labels = worker.samples.batch(own)
     simulation.close()
     model = simulation.initial
     f = torch.relu(inputs.flatten(1) @ model["fc.weight"].T + model["fc.bias"]).double()

@@ -10,7 +10,7 @@ from cwfed.core.types import Download
 from cwfed.data import Dataset, Federation, Shard
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, model, task, uploads
-from tests.conftest import bench_of, finish, leaves, small
+from tests.conftest import finish, leaves, small, worker_of
 
 
 def test_a_client_takes_the_model_with_the_lowest_loss():
@@ -54,9 +54,9 @@ def test_finds_two_planted_clusters(monkeypatch):
     simulation = Simulation(small("algorithm.name=ifca", "train.rounds=25", "data.clients=8"))
     progress, events = finish(simulation)
     again = Simulation(small("algorithm.name=ifca", "data.clients=8"))
-    bench = bench_of(again)
+    worker = worker_of(again)
     got = again.algorithm.send(progress.server, 0)
-    chosen = [again.algorithm.choose(got, bench.view(c, {})) for c in range(8)]
+    chosen = [again.algorithm.choose(got, worker.view(c, {})) for c in range(8)]
     again.close()
     assert chosen[:4] == [chosen[0]] * 4
     assert chosen[4:] == [1 - chosen[0]] * 4

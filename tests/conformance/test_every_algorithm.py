@@ -114,7 +114,9 @@ def test_no_uploads_that_pass_the_guard_give_a_state_or_a_model_that_is_not_fini
     for _ in range(2):
         sent = []
         for client, chosen in enumerate(data.draw(st.tuples(*[UPLOADS] * blueprint.clients))):
-            model, beside = ({n: upload(f, *chosen) for n, f in kind.items()} for kind in (guard.model, guard.beside))
+            model, beside = (
+                {n: upload(f, *chosen) for n, f in kind.items()} for kind in (guard.model, guard.extras_spec)
+            )
             if not guard.problem(model, beside, chosen[1]):
                 sent.append((client, model, beside, chosen[1]))
         if not sent:

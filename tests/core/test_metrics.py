@@ -22,7 +22,7 @@ from cwfed.report.finished import Group, Method, collect, read_run
 from cwfed.runs import checkpoint, session, track
 from cwfed.runs.folder import RunFolder
 from cwfed.runs.summary import summarise
-from tests.conftest import bench_of, finish, leaves, small, without_seconds
+from tests.conftest import finish, leaves, small, without_seconds, worker_of
 
 LITTLE = ("data.samples=600", "data.clients=4", "model.options.hidden=8")
 OWN = f'run.metrics=["{__name__}:top2"]'
@@ -102,12 +102,12 @@ def test_the_numbers_of_a_run_are_scikit_learns():
     """What an event says of the models on receipt, against the same models asked one by one."""
     simulation = Simulation(small(*LITTLE, "data.classes_per_client=4", "run.engine=vmap", "train.rounds=2"))
     *_, (progress, event) = simulation.rounds(simulation.start())
-    bench, data = bench_of(simulation), simulation.federation.data
+    worker, data = worker_of(simulation), simulation.federation.data
     said, true = [], []
     for client in simulation.evaluated:
         test = simulation.federation.shards[client].test
-        bench.load(simulation.final_model(progress, client))
-        said.append(bench.answers(test).predicted)
+        worker.load(simulation.final_model(progress, client))
+        said.append(worker.answers(test).predicted)
         true.append(data.labels[test])
     simulation.close()
     every, labels = np.concatenate(said), np.concatenate(true)

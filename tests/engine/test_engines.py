@@ -16,7 +16,7 @@ from cwfed.data import Dataset, Federation, Shard
 from cwfed.engine.worker import LocalTraining, batches
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
-from tests.conftest import bench_of, finish, leaves, small, two_blobs
+from tests.conftest import finish, leaves, small, two_blobs, worker_of
 
 
 def with_dropout(shape, classes):
@@ -103,19 +103,19 @@ def with_other_draws(shape, classes):
 def test_what_modules_draw_inside_themselves_is_seeded(model):
     """By round and client alone; the masks are others with another seed, and gone when nobody trains."""
     simulation = Simulation(small("model.options={}", f"model.name={__name__}:{model}", "run.engine=loop"))
-    bench = bench_of(simulation)
-    bench.load(simulation.fresh(0))
-    inputs, _ = bench.samples.batch(np.arange(20))
+    worker = worker_of(simulation)
+    worker.load(simulation.fresh(0))
+    inputs, _ = worker.samples.batch(np.arange(20))
 
     def forward(seed):
-        bench._generator.manual_seed(seed)
-        return bench.forward(inputs).logits
+        worker._generator.manual_seed(seed)
+        return worker.forward(inputs).logits
 
     before = torch.get_rng_state()
-    bench.model.train()
+    worker.model.train()
     assert torch.equal(forward(1), forward(1))
     assert not torch.equal(forward(1), forward(2))
-    bench.model.eval()
+    worker.model.eval()
     assert torch.equal(forward(1), forward(2))
     assert torch.equal(before, torch.get_rng_state())
 
@@ -137,14 +137,14 @@ def test_a_model_with_attention_runs_by_default():
 def test_dropout_really_drops():
     config = small("model.options={}", f"model.name={__name__}:with_dropout", "run.engine=loop")
     simulation = Simulation(config)
-    bench = bench_of(simulation)
-    bench.load(simulation.fresh(0))
-    inputs, _ = bench.samples.batch(np.arange(50))
-    bench.model.train()
-    features = bench.forward(inputs).features
+    worker = worker_of(simulation)
+    worker.load(simulation.fresh(0))
+    inputs, _ = worker.samples.batch(np.arange(50))
+    worker.model.train()
+    features = worker.forward(inputs).features
     assert 0.4 < (features == 0).float().mean() < 0.95
-    bench.model.eval()
-    assert torch.equal(bench.forward(inputs).features, bench.forward(inputs).features)
+    worker.model.eval()
+    assert torch.equal(worker.forward(inputs).features, worker.forward(inputs).features)
 
 
 def test_local_statistics_stay_with_the_client_and_travel_nowhere():
@@ -175,13 +175,13 @@ def test_measuring_many_clients_of_one_model_together_is_measuring_each():
     simulation = Simulation(small("data.clients=40", "algorithm.name=fedavg", "train.batch_size=5"))
     progress = simulation.start()
     together = simulation._measure_received(progress)
-    bench = bench_of(simulation)
-    bench.load(simulation.fresh(0))
+    worker = worker_of(simulation)
+    worker.load(simulation.fresh(0))
     for client, score in together.items():
         shard = simulation.federation.shards[client]
-        right, loss = bench.measure(shard.test)
+        right, loss = worker.measure(shard.test)
         assert (score.test_right, score.test_loss) == (right.sum(), pytest.approx(loss.sum(), rel=1e-5))
-        assert score.validation_right == bench.measure(shard.validation)[0].sum()
+        assert score.validation_right == worker.measure(shard.validation)[0].sum()
     simulation.close()
 
 
@@ -191,8 +191,8 @@ def test_one_sgd_step_by_hand():
                    "algorithm.name=fedavg", "train.lr=0.1")  # fmt: skip
     simulation = Simulation(config)
     start = simulation.fresh(0)
-    bench = bench_of(simulation)
-    inputs, labels = bench.samples.batch(simulation.federation.shards[0].train)
+    worker = worker_of(simulation)
+    inputs, labels = worker.samples.batch(simulation.federation.shards[0].train)
     assert len(labels) == 27
     w = {n: t.clone().requires_grad_() for n, t in start.items()}
     hidden = torch.relu(inputs.flatten(1) @ w["fc.weight"].T + w["fc.bias"])

@@ -16,7 +16,7 @@ from cwfed.engine import precision
 from cwfed.engine.worker import LocalTraining
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
-from tests.conftest import bench_of, finish, leaves, small
+from tests.conftest import finish, leaves, small, worker_of
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ CNN = ("model.name=cnn", "model.options={}", "train.precision=bf16", "run.engine
 
 def test_the_output_layer_and_what_travels_stay_float32(bf16):
     simulation = Simulation(small(*CNN))
-    bench = bench_of(simulation)
-    dtypes = {name: p.dtype for name, p in bench.model.named_parameters()}
+    worker = worker_of(simulation)
+    dtypes = {name: p.dtype for name, p in worker.model.named_parameters()}
     assert {dtypes[f"{layer}.weight"] for layer in ("conv1", "conv2", "fc")} == {torch.bfloat16}
     assert dtypes["output.weight"] == dtypes["output.bias"] == torch.float32
-    assert {p.dtype for p in bench.params.values()} == {torch.float32}
+    assert {p.dtype for p in worker.params.values()} == {torch.float32}
     progress, _ = finish(simulation)
     assert {w.dtype for w in progress.server["shared"].values()} == {torch.float32}
 
@@ -51,19 +51,19 @@ def test_the_output_layer_and_what_travels_stay_float32(bf16):
 def test_one_step_moves_the_masters_by_the_bf16_gradient(bf16):
     """master - lr * gradient of the bf16 network, to the bit; the network follows its masters."""
     simulation = Simulation(small(*CNN, "algorithm.name=fedavg", "train.batch_size=10"))
-    bench, start = bench_of(simulation), simulation.fresh(0)
+    worker, start = worker_of(simulation), simulation.fresh(0)
     how = LocalTraining(0, 0.1, len(simulation.federation.shards[0].train), 1, "bf16")
-    bench.load(start)
-    bench.train(simulation.algorithm, "training", (Pass(),), Start(start), 0, 1, how)
-    after = bench.complete()
+    worker.load(start)
+    worker.train(simulation.algorithm, "training", (Pass(),), Start(start), 0, 1, how)
+    after = worker.complete()
 
-    bench.load(start)
-    bench.model.train()
-    inputs, labels = bench.samples.batch(simulation.federation.shards[0].train)
+    worker.load(start)
+    worker.model.train()
+    inputs, labels = worker.samples.batch(simulation.federation.shards[0].train)
     inputs, labels = inputs[_order(simulation, how)], labels[_order(simulation, how)]
-    weights = list(bench.model.parameters())
-    gradients = torch.autograd.grad(F.cross_entropy(bench.forward(inputs).logits, labels), weights)
-    for (name, before), gradient in zip(bench.complete().items(), gradients, strict=True):
+    weights = list(worker.model.parameters())
+    gradients = torch.autograd.grad(F.cross_entropy(worker.forward(inputs).logits, labels), weights)
+    for (name, before), gradient in zip(worker.complete().items(), gradients, strict=True):
         assert torch.equal(after[name], before.sub(gradient, alpha=0.1)), name
 
 
@@ -104,7 +104,7 @@ def test_methods_that_change_the_output_layer_or_train_parts_work_in_bf16(no_che
     """What is in the output layer stays float32 with it; a pass on the body alone finds the body's bf16 copies."""
     settings = ("train.precision=bf16", "run.engine=loop", "train.rounds=2", "data.clients=2", "data.samples=200")
     simulation = Simulation(small(f"algorithm.name={algorithm}", *settings))
-    network = bench_of(simulation).model
+    network = worker_of(simulation).model
     assert {p.dtype for p in network.output.parameters()} == {torch.float32}
     assert {p.dtype for p in network.fc.parameters()} == {torch.bfloat16}
     progress, _ = finish(simulation)
@@ -153,7 +153,7 @@ def test_a_model_that_bf16_does_not_fit_is_refused(no_check):
 def test_shared_weights_have_one_float32_master(bf16):
     settings = ("model.options={}", "train.precision=bf16", "run.engine=loop")
     simulation = Simulation(small(f"model.name={__name__}:with_tied_weights", *settings))
-    assert {p.dtype for p in bench_of(simulation).params.values()} == {torch.float32}
+    assert {p.dtype for p in worker_of(simulation).params.values()} == {torch.float32}
     finish(simulation)
 
 

@@ -21,7 +21,7 @@ from cwfed.engine import traced, vmap
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests import processes
-from tests.conftest import bench_of, finish, leaves, small
+from tests.conftest import finish, leaves, small, worker_of
 
 
 def numbers(tree):
@@ -237,7 +237,7 @@ def test_personal_models_are_made_a_few_at_a_time(monkeypatch):
 @pytest.mark.parametrize("name", ["loop", "vmap"])
 def test_a_closed_engine_lets_go_of_its_network_at_once(name):
     simulation = Simulation(small(f"run.engine={name}"))
-    network = weakref.ref(bench_of(simulation).model)
+    network = weakref.ref(worker_of(simulation).model)
     finish(simulation)
     assert network() is None
 
@@ -454,7 +454,7 @@ def test_auto_does_not_depend_on_the_number_of_workers():
 
 def test_a_gpu_is_kept_busy_by_vmap():
     simulation = Simulation(small("run.engine=loop", "data.clients=20"))
-    samples = bench_of(simulation).samples
+    samples = worker_of(simulation).samples
     samples.device = torch.device("meta")  # any that is not the CPU
     assert engine._pick(2, 20, simulation.template, samples, simulation.engine.job.how)[0] == "vmap"
     assert engine._pick(2, 2, simulation.template, samples, simulation.engine.job.how)[0] == "loop"
@@ -463,7 +463,7 @@ def test_a_gpu_is_kept_busy_by_vmap():
 def test_the_work_of_a_forward_pass_by_hand():
     """Two operations a weight and sample, and for a convolution a pixel."""
     simulation = Simulation(small("run.engine=loop", "model.name=cnn", "model.options={}"))
-    samples = bench_of(simulation).samples
+    samples = worker_of(simulation).samples
     pixels, fc, output = 64 * 32 * 25 + 16 * 64 * 800, 256 * 512, 512 * 10
     assert engine._forward_work(simulation.template, samples, 10) == 2 * 10 * (pixels + fc + output)
 

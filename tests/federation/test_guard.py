@@ -16,9 +16,9 @@ from cwfed.algorithms.fedavg import FedAvg, Local
 from cwfed.cli.console import print_summary
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Round
-from cwfed.core.types import Form
+from cwfed.core.types import ExtraSpec
 from cwfed.federation.config import GuardSection
-from cwfed.federation.guard import Guard, bounded, form_of, harmless, is_finite_state, misfit
+from cwfed.federation.guard import Guard, bounded, harmless, is_finite_state, misfit, spec_of
 from cwfed.federation.rounds import SPOILS, close, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.privacy.dp import SamplePrivacy
@@ -29,7 +29,7 @@ from tests.algorithms.helpers import model, task, uploads
 from tests.conftest import finish, leaves, small
 
 GOOD = {"w": torch.ones(2, 3), "b": torch.zeros(())}
-GUARD = Guard(form_of(GOOD), {"counts": Form(torch.float32, (2,), 0, 10)}, most_samples=1000)
+GUARD = Guard(spec_of(GOOD), {"counts": ExtraSpec(torch.float32, (2,), 0, 10)}, most_samples=1000)
 BESIDE = {"counts": torch.tensor([0.0, 10.0])}
 
 
@@ -64,12 +64,12 @@ def test_what_is_refused_and_why(model, beside, samples, says):
 @pytest.mark.parametrize(
     ("form", "value", "fine"),
     [
-        (Form(torch.float32, (), 0), -1.0, False),  # bounded on one side only
-        (Form(torch.float32, (), 0), 1e9, True),
-        (Form(torch.float32, ()), -2e18, False),
-        (Form(torch.float32, (), high=3), 4.0, False),
-        (Form(torch.float32, (), high=3), 3.0, True),
-        (Form(torch.float32, (), 2, 2), 2.0, True),
+        (ExtraSpec(torch.float32, (), 0), -1.0, False),  # bounded on one side only
+        (ExtraSpec(torch.float32, (), 0), 1e9, True),
+        (ExtraSpec(torch.float32, ()), -2e18, False),
+        (ExtraSpec(torch.float32, (), high=3), 4.0, False),
+        (ExtraSpec(torch.float32, (), high=3), 3.0, True),
+        (ExtraSpec(torch.float32, (), 2, 2), 2.0, True),
     ],
 )
 def test_bounds_of_what_comes_beside(form, value, fine):
@@ -77,7 +77,7 @@ def test_bounds_of_what_comes_beside(form, value, fine):
 
 
 def test_an_empty_tensor_has_nothing_out_of_bounds():
-    assert misfit({"x": torch.zeros(0)}, {"x": Form(torch.float32, (0,), 0, 1)}, "it") == ""
+    assert misfit({"x": torch.zeros(0)}, {"x": ExtraSpec(torch.float32, (0,), 0, 1)}, "it") == ""
 
 
 def test_a_round_of_nobody_has_no_problem():
@@ -85,13 +85,13 @@ def test_a_round_of_nobody_has_no_problem():
 
 
 def test_methods_that_upload_no_model_are_judged_by_what_comes_beside():
-    assert Guard({}, GUARD.beside).problems({}, [BESIDE, {}], [1, 1]) == {
+    assert Guard({}, GUARD.extras_spec).problems({}, [BESIDE, {}], [1, 1]) == {
         1: "what comes beside the model lacks counts"
     }
 
 
 def test_a_guard_knows_what_its_algorithm_uploads():
-    assert Guard.of(FedAvg(), GOOD, task(3)) == Guard(form_of(GOOD), {}, 10**9)
+    assert Guard.of(FedAvg(), GOOD, task(3)) == Guard(spec_of(GOOD), {}, 10**9)
     assert Guard.of(Local(), GOOD, task(3), 5) == Guard({}, {}, 5)
 
 
@@ -132,14 +132,14 @@ LARGEST_FLOAT = torch.finfo(torch.float32).max
     ],
 )
 def test_class_counts_are_those_of_the_samples(counts, samples, says):
-    form = Form(torch.float32, (2,), 0, counts_samples=True)
-    found = Guard(form_of(GOOD), {"counts": form}).problem(GOOD, {"counts": torch.tensor(counts)}, samples)
+    form = ExtraSpec(torch.float32, (2,), 0, counts_samples=True)
+    found = Guard(spec_of(GOOD), {"counts": form}).problem(GOOD, {"counts": torch.tensor(counts)}, samples)
     assert re.search(says, found) if says else found == ""
 
 
 def test_noisy_class_counts_may_miss_the_samples_by_what_the_noise_can_do():
     """Laplace noise of scale 1 / 2 on two classes, never above 50 / 2 each: 7 samples may be up to 57, but not none."""
-    guard = Guard(form_of(GOOD), {"counts": Form(torch.float32, (2,), 0, counts_samples=True)}, histogram=2.0)
+    guard = Guard(spec_of(GOOD), {"counts": ExtraSpec(torch.float32, (2,), 0, counts_samples=True)}, histogram=2.0)
     for counts, is_fine in (((57.0, 0.0), True), ((58.0, 0.0), False), ((0.0, 0.0), False), ((0.1, 0.0), True)):
         assert (guard.problem(GOOD, {"counts": torch.tensor(counts)}, 7) == "") == is_fine
 
@@ -149,7 +149,7 @@ def test_noisy_class_counts_may_miss_the_samples_by_what_the_noise_can_do():
 def test_no_honest_noisy_histogram_is_refused(counts, epsilon, seed):
     how = SamplePrivacy(1.0, 1.0, 1e-5, epsilon)
     noisy = how.class_counts(np.array(counts), Seeded(seed), 0)
-    form = Form(torch.float32, (len(counts),), 0, counts_samples=True)
+    form = ExtraSpec(torch.float32, (len(counts),), 0, counts_samples=True)
     assert Guard({}, {"counts": form}, histogram=epsilon).problem({}, {"counts": noisy}, sum(counts)) == ""
 
 

@@ -23,7 +23,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from cwfed import data
 from cwfed.core.errors import ConfigError, CwfedError, DataError, RunError
-from cwfed.core.types import Download, Form
+from cwfed.core.types import Download, ExtraSpec
 from cwfed.federation.experiment import deal
 from cwfed.flower import Plan, keys, wire
 from cwfed.flower.client import Site, _node_worker
@@ -261,7 +261,7 @@ def test_downloads_of_any_number_of_models_arrive_in_order():
     for sent in (Download(models, {"note": torch.tensor(3)}), Download(models[:1]), Download(())):
         content = RecordDict()
         wire.download_to(content, sent)
-        found = wire.download_from(content, {"w": Form(torch.float32, (2,))})
+        found = wire.download_from(content, {"w": ExtraSpec(torch.float32, (2,))})
         assert [float(model["w"][0]) for model in found.models] == [float(model["w"][0]) for model in sent.models]
         assert found.notes.keys() == sent.notes.keys()
 
@@ -274,7 +274,7 @@ def test_no_bytes_do_more_than_be_refused(noise, has_magic):
     sent = honest.data[:10] + noise if has_magic else noise
     array = Array("float32", (3,), "numpy.ndarray", sent)
     with pytest.raises(wire.BadMessage):
-        wire.from_record(ArrayRecord({"w": array}), "it", {"w": Form(torch.float32, (3,))})
+        wire.from_record(ArrayRecord({"w": array}), "it", {"w": ExtraSpec(torch.float32, (3,))})
 
 
 def test_a_header_that_claims_a_mountain_is_refused_before_memory_is_asked_for():

@@ -203,7 +203,7 @@ def test_the_account_is_on_disk_before_anything_is_sent(tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("cwfed.engine.private.PrivateBench.gradients", die)
+        patch.setattr("cwfed.engine.private.PrivateWorker.gradients", die)
         with pytest.raises(Killed):
             grid.send_and_receive(messages[:1])
     (book,) = (path for path in (tmp_path / "state").rglob(FILE))

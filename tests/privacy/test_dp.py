@@ -16,14 +16,14 @@ from cwfed.algorithms import FedAvg
 from cwfed.core.errors import ConfigError
 from cwfed.core.rng import stream
 from cwfed.core.types import Batch, Start
-from cwfed.engine.private import PrivateBench
+from cwfed.engine.private import PrivateWorker
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.privacy import dp
 from cwfed.privacy.dp import SamplePrivacy
 from cwfed.privacy.noise import FromSystem, Seeded
 from cwfed.runs import session
-from tests.conftest import bench_of, finish, leaves, small
+from tests.conftest import finish, leaves, small, worker_of
 
 INFINITE = float("inf")
 
@@ -58,43 +58,43 @@ def test_noise_has_the_deviation_clip_times_multiplier(source):
 @pytest.fixture
 def bench():
     simulation = private("model.name=cnn", "model.options={hidden=16}", "run.engine=loop")
-    bench = bench_of(simulation)
-    bench.load(simulation.initial)
-    bench.model.train()
+    worker = worker_of(simulation)
+    worker.load(simulation.initial)
+    worker.model.train()
     yield bench
     simulation.close()
 
 
-def a_batch(bench, size=7):
-    return bench.samples.batch(bench.federation.shards[0].train[:size])
+def a_batch(worker, size=7):
+    return worker.samples.batch(worker.federation.shards[0].train[:size])
 
 
-def test_per_sample_gradients_are_those_of_each_sample_alone(bench):
-    inputs, labels = a_batch(bench)
-    each, losses = bench.per_sample(inputs, labels)
+def test_per_sample_gradients_are_those_of_each_sample_alone(worker):
+    inputs, labels = a_batch(worker)
+    each, losses = worker.per_sample(inputs, labels)
     for i in range(len(labels)):
-        loss = F.cross_entropy(bench.model(inputs[i : i + 1]), labels[i : i + 1])
-        slow = torch.autograd.grad(loss, list(bench.params.values()))
+        loss = F.cross_entropy(worker.model(inputs[i : i + 1]), labels[i : i + 1])
+        slow = torch.autograd.grad(loss, list(worker.params.values()))
         torch.testing.assert_close([g[i] for g in each], list(slow))
         torch.testing.assert_close(losses[i], loss.detach())
 
 
-def test_without_noise_and_bounds_it_is_plain_sgd(bench):
-    bench.privacy = how(INFINITE, 0.0)
-    inputs, labels = a_batch(bench)
-    leaves_ = list(bench.params.values())
-    loss, _, gradients = bench.gradients(FedAvg(), Batch(inputs, labels), Start({}), "", len(labels), leaves_)
-    plain = F.cross_entropy(bench.model(inputs), labels)
+def test_without_noise_and_bounds_it_is_plain_sgd(worker):
+    worker.privacy = how(INFINITE, 0.0)
+    inputs, labels = a_batch(worker)
+    leaves_ = list(worker.params.values())
+    loss, _, gradients = worker.gradients(FedAvg(), Batch(inputs, labels), Start({}), "", len(labels), leaves_)
+    plain = F.cross_entropy(worker.model(inputs), labels)
     torch.testing.assert_close(list(gradients), list(torch.autograd.grad(plain, leaves_)))
     torch.testing.assert_close(loss, plain.detach())
 
 
-def test_one_sample_moves_the_sum_by_at_most_the_clip(bench):
+def test_one_sample_moves_the_sum_by_at_most_the_clip(worker):
     """The sensitivity that the accountant assumes, on a real network."""
-    bench.privacy = how(0.01, 0.0)
-    inputs, labels = a_batch(bench, 8)
+    worker.privacy = how(0.01, 0.0)
+    inputs, labels = a_batch(worker, 8)
     whole, without = (
-        dp.private_sum(bench.per_sample(inputs[:n], labels[:n])[0], bench.privacy, torch.zeros_like) for n in (8, 7)
+        dp.private_sum(worker.per_sample(inputs[:n], labels[:n])[0], worker.privacy, torch.zeros_like) for n in (8, 7)
     )
     moved = torch.stack([(a - b).square().sum() for a, b in zip(whole, without, strict=True)]).sum().sqrt()
     assert 0.0099 < float(moved) < 0.0101  # its gradient is longer than the clip
@@ -109,9 +109,9 @@ def test_poisson_batches():
     assert [len(batch) for batch in dp.poisson_batches(5, 10, 2, stream(0, "poisson"))] == [5, 5]
 
 
-def test_an_empty_batch_is_noise_alone(bench):
-    each, losses = bench.per_sample(*a_batch(bench, 0))
-    assert [tuple(g.shape) for g in each] == [(0, *p.shape) for p in bench.params.values()]
+def test_an_empty_batch_is_noise_alone(worker):
+    each, losses = worker.per_sample(*a_batch(worker, 0))
+    assert [tuple(g.shape) for g in each] == [(0, *p.shape) for p in worker.params.values()]
     assert float(losses.sum()) == 0
 
 
@@ -192,7 +192,7 @@ def test_summary_has_epsilon_for_who_took_part(tmp_path):
 def test_auto_picks_an_engine_that_can(tmp_path):
     simulation = private()
     assert simulation.engine.name == "loop"  # without dp it is vmap
-    assert isinstance(bench_of(simulation), PrivateBench)
+    assert isinstance(worker_of(simulation), PrivateWorker)
     simulation.close()
     with pytest.raises(ConfigError, match=r"vmap.*has no gradients sample by sample"):
         private("run.engine=vmap")

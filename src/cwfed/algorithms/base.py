@@ -15,7 +15,7 @@ from cwfed.core.types import (
     Batch,
     Cost,
     Download,
-    Form,
+    ExtraSpec,
     Loss,
     Network,
     Output,
@@ -112,7 +112,7 @@ class Algorithm(Protocol[S]):
     def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         """Which tensors of the trained model stay with the client until its next round (memory per client)."""
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         """What `finish` sends beside a model like this one: the form and bounds of each tensor."""
 
     def aggregate(self, state: S, up: Uploads) -> S:

@@ -38,7 +38,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import losses, mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Cost, Download, Form, Output, Params, Sizes, Start, Task, Uploads
+from cwfed.core.types import Cost, Download, ExtraSpec, Output, Params, Sizes, Start, Task, Uploads
 
 
 class ClassWise(TypedDict):
@@ -125,10 +125,10 @@ class CwFedAvg(FedAvg):
     def send(self, state: Any, client: int) -> Download:
         return Download((self.personal_model(state, state["prior"][client]),))
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
-        sent = self.objective.beside(model, task)
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
+        sent = self.objective.extras_spec(model, task)
         if self.distribution == "empirical":
-            sent = sent | {"class_counts": Form(torch.float32, (task.classes,), 0, counts_samples=True)}
+            sent = sent | {"class_counts": ExtraSpec(torch.float32, (task.classes,), 0, counts_samples=True)}
         return sent
 
     def aggregate(self, state: Any, up: Uploads) -> ClassWise:

@@ -36,7 +36,7 @@ from cwfed.core.types import (
     Batch,
     Cost,
     Download,
-    Form,
+    ExtraSpec,
     Loss,
     Network,
     Params,
@@ -113,8 +113,8 @@ class FedAS(FedPer):
         distance = apart(network(params, batch.inputs).features, batch.labels, start.notes[PROTOTYPES])
         return Loss(distance, torch.zeros_like(distance))
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
-        return {"fisher": Form(torch.float32, (), low=0.0)} if self.weights == "fisher" else {}
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
+        return {"fisher": ExtraSpec(torch.float32, (), low=0.0)} if self.weights == "fisher" else {}
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
         if self.weights != "fisher":

@@ -20,7 +20,7 @@ from cwfed.core.types import (
     Batch,
     Cost,
     Download,
-    Form,
+    ExtraSpec,
     Loss,
     Network,
     Output,
@@ -84,7 +84,7 @@ class FedAvg:
     def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names if self.keeps_model else ()
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         return {}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:

@@ -34,7 +34,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Cost, Download, Form, Params, Sizes, Start, Task, Uploads
+from cwfed.core.types import Cost, Download, ExtraSpec, Params, Sizes, Start, Task, Uploads
 
 MASK = "critical"
 BITS = torch.tensor([bin(byte).count("1") for byte in range(256)])
@@ -67,7 +67,7 @@ class FedCAC(FedAvg):
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         model = fresh(0)
         own = {name: torch.zeros(task.clients, *model[name].shape) for name in task.parameters}
-        masks = torch.zeros(task.clients, *self.beside(model, task)[MASK].shape, dtype=torch.uint8)
+        masks = torch.zeros(task.clients, *self.extras_spec(model, task)[MASK].shape, dtype=torch.uint8)
         return {"model": model, "own": own, "masks": masks, "round": 0}  # nothing is critical yet: everybody gets g
 
     def send(self, state: Any, client: int) -> Download:
@@ -77,9 +77,9 @@ class FedCAC(FedAvg):
         }
         return Download((state["model"] | merged,))
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         bits = sum(model[name].numel() for name in task.parameters)
-        return {MASK: Form(torch.uint8, (-(-bits // 8),), low=0.0, high=255.0)}
+        return {MASK: ExtraSpec(torch.uint8, (-(-bits // 8),), low=0.0, high=255.0)}
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
         after = {name: params[name] for name in data.parameters}

@@ -35,7 +35,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import losses, mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Batch, Cost, Download, Form, Loss, Network, Params, Sizes, Start, Task, Uploads
+from cwfed.core.types import Batch, Cost, Download, ExtraSpec, Loss, Network, Params, Sizes, Start, Task, Uploads
 
 
 def generic(names: Iterable[str], output: str) -> list[str]:
@@ -113,8 +113,8 @@ class FedCP(FedAvg):
         own = (*self.keeps(names, task), *generic(names, task.output))
         return tuple(name for name in names if name not in own)
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
-        return {name: Form(model[name].dtype, tuple(model[name].shape)) for name in generic(model, task.output)}
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
+        return {name: ExtraSpec(model[name].dtype, tuple(model[name].shape)) for name in generic(model, task.output)}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         return {"model": mixing.average(up.models | up.extras, mixing.sample_weights(up.counts))}

@@ -34,7 +34,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Cost, Download, Form, Output, Params, Pass, Sizes, Start, Task, Uploads, When
+from cwfed.core.types import Cost, Download, ExtraSpec, Output, Params, Pass, Sizes, Start, Task, Uploads, When
 
 MEMORY, AVERAGE = "dbe_memory", "dbe_average"
 """In the output layer: m_i, a parameter, and a, a buffer that every training starts anew."""
@@ -110,9 +110,9 @@ class FedDBE(FedAvg):
         kept = {*super().keeps(names, task), f"{task.output}.{MEMORY}"}
         return tuple(name for name in names if name in kept)
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         weight = model[task.output_weight]
-        return super().beside(model, task) | {MEAN: Form(weight.dtype, (weight.shape[1],))}
+        return super().extras_spec(model, task) | {MEAN: ExtraSpec(weight.dtype, (weight.shape[1],))}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         if state[KNOWN]:

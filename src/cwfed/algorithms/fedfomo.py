@@ -32,7 +32,7 @@ from cwfed.algorithms.own_models import EVERY_MODEL, no_models, server_numbers, 
 from cwfed.core import mixing
 from cwfed.core.errors import ConfigError
 from cwfed.core.rng import stream
-from cwfed.core.types import Cost, Download, Form, Params, Phase, Sizes, Start, Task, Uploads
+from cwfed.core.types import Cost, Download, ExtraSpec, Params, Phase, Sizes, Start, Task, Uploads
 
 REFERENCE = "reference."
 """Before the name of a tensor: what it was before the last local training."""
@@ -90,8 +90,8 @@ class FedFomo(FedAvg):
         models = state["models"]
         return Download(tuple({n: w[i] for n, w in models.items()} for i in self.chosen(state, client)))
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
-        return {"weights": Form(torch.float32, (self.downloads,), 0, 1.001)} if self.downloads else {}
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
+        return {"weights": ExtraSpec(torch.float32, (self.downloads,), 0, 1.001)} if self.downloads else {}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         after = with_uploads(state, up)

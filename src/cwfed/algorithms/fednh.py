@@ -26,7 +26,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Cost, Form, Params, Sizes, Start, Task, Uploads
+from cwfed.core.types import Cost, ExtraSpec, Params, Sizes, Start, Task, Uploads
 
 
 class PrototypeHead(nn.Linear):
@@ -85,11 +85,13 @@ class FedNH(FedAvg):
         """The client's mean features go up in place of the prototypes, which the server has."""
         return tuple(name for name in names if name != task.output_weight)
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         prototypes = model[task.output_weight]
         return {
-            "prototypes": Form(prototypes.dtype, tuple(prototypes.shape), -1.001, 1.001),  # unit vectors, or zero
-            "class_counts": Form(torch.float32, (task.classes,), 0, counts_samples=True),
+            "prototypes": ExtraSpec(
+                prototypes.dtype, tuple(prototypes.shape), -1.001, 1.001
+            ),  # unit vectors, or zero
+            "class_counts": ExtraSpec(torch.float32, (task.classes,), 0, counts_samples=True),
         }
 
     def aggregate(self, state: Any, up: Uploads) -> Any:

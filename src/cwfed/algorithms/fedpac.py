@@ -39,7 +39,7 @@ from cwfed.core.types import (
     Batch,
     Cost,
     Download,
-    Form,
+    ExtraSpec,
     Loss,
     Network,
     Params,
@@ -98,9 +98,9 @@ class FedPAC(FedAvg):
         head = {name: stack[client] for name, stack in state["heads"].items()}
         return Download((state["model"] | head,), {"prototypes": state["prototypes"], "known": state["known"]})
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         forms = prototype_forms(task, model)
-        return forms | {"H": forms["prototypes"], "V": Form(torch.float32, (), 0, LARGEST_FEATURE**2)}
+        return forms | {"H": forms["prototypes"], "V": ExtraSpec(torch.float32, (), 0, LARGEST_FEATURE**2)}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         weights = self.weights(up.extras["H"], up.extras["V"])

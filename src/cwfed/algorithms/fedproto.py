@@ -30,7 +30,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import losses, mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Cost, Download, Form, Output, Params, Sizes, Start, Task, Uploads
+from cwfed.core.types import Cost, Download, ExtraSpec, Output, Params, Sizes, Start, Task, Uploads
 
 LARGEST_FEATURE = 1e12
 """No honest mean feature is larger: its squared norm is still a float32 number."""
@@ -44,12 +44,12 @@ def no_prototypes(task: Task, model: Params) -> Params:
     return {"prototypes": torch.zeros_like(weight), "known": weight.new_zeros(task.classes)}
 
 
-def prototype_forms(task: Task, model: Params) -> dict[str, Form]:
+def prototype_forms(task: Task, model: Params) -> dict[str, ExtraSpec]:
     """What a client sends of its prototypes: a row per class, zero where it has no sample, and n_ij."""
     weight = model[task.output_weight]
     return {
-        "prototypes": Form(weight.dtype, tuple(weight.shape), -LARGEST_FEATURE, LARGEST_FEATURE),
-        "class_counts": Form(torch.float32, (task.classes,), 0, counts_samples=True),
+        "prototypes": ExtraSpec(weight.dtype, tuple(weight.shape), -LARGEST_FEATURE, LARGEST_FEATURE),
+        "class_counts": ExtraSpec(torch.float32, (task.classes,), 0, counts_samples=True),
     }
 
 
@@ -102,7 +102,7 @@ class FedProto(FedAvg):
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return ()
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         return prototype_forms(task, model)
 
     def aggregate(self, state: Any, up: Uploads) -> Any:

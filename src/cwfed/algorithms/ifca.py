@@ -19,7 +19,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Cost, Download, Form, Params, Sizes, Start, Task, Uploads
+from cwfed.core.types import Cost, Download, ExtraSpec, Params, Sizes, Start, Task, Uploads
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class IFCA(FedAvg):
     def send(self, state: Any, client: int) -> Download:
         return Download(tuple(state["models"]))
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
-        return {"cluster": Form(torch.int64, (), 0, self.k - 1)}
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
+        return {"cluster": ExtraSpec(torch.int64, (), 0, self.k - 1)}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
         chosen = up.extras["cluster"]

@@ -225,7 +225,7 @@ LARGEST = 1e18
 """No number of an honest upload is larger: products of two such numbers, and sums of very many, are still float32 numbers."""
 
 
-class Form(NamedTuple):
+class ExtraSpec(NamedTuple):
     """What a tensor that a client sends must look like; the guard refuses anything else."""
 
     dtype: torch.dtype

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from cwfed.core.types import Params, Start
-from cwfed.engine.worker import Bench, require_whole
+from cwfed.engine.worker import ClientWorker, require_whole
 
 
 class Group(NamedTuple):
@@ -38,19 +38,21 @@ class Group(NamedTuple):
         return Group(*({name: tensor[:count] for name, tensor in kind.items()} for kind in self))
 
 
-def stacked(bench: Bench, starts: Sequence[Start], statistics: Sequence[Params], apart: Container[str]) -> Group:
-    """Clients' tensors stacked on the bench's device, but for embeddings that are looked up (`apart`)."""
+def stacked(
+    worker: ClientWorker, starts: Sequence[Start], statistics: Sequence[Params], apart: Container[str]
+) -> Group:
+    """Clients' tensors stacked on the worker's device, but for embeddings that are looked up (`apart`)."""
     complete = [own | start.params for start, own in zip(starts, statistics, strict=True)]
     for model in complete:
-        if bench.params.keys() - model.keys():
-            require_whole(model, bench.params | {name: b for name, b in model.items() if name in bench.buffers})
+        if worker.params.keys() - model.keys():
+            require_whole(model, worker.params | {name: b for name, b in model.items() if name in worker.buffers})
 
     def stack(tensors: Sequence[Params], names: Iterable[str]) -> Params:
-        return {n: torch.stack([tensor[n] for tensor in tensors]).to(bench.samples.device) for n in names}
+        return {n: torch.stack([tensor[n] for tensor in tensors]).to(worker.samples.device) for n in names}
 
-    params = stack(complete, [name for name in bench.params if name not in apart])
-    trained = {n: w for n, w in params.items() if bench.params[n].requires_grad}
-    counts = {n: b.expand(len(starts), *b.shape).clone() for n, b in bench.initial_buffers.items()}
+    params = stack(complete, [name for name in worker.params if name not in apart])
+    trained = {n: w for n, w in params.items() if worker.params[n].requires_grad}
+    counts = {n: b.expand(len(starts), *b.shape).clone() for n, b in worker.initial_buffers.items()}
     return Group(
         trained=trained,
         fixed={n: w for n, w in params.items() if n not in trained},

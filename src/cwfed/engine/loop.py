@@ -61,11 +61,11 @@ class Loop(Distributor):
     def __init__(self, job: Job) -> None:
         super().__init__(job, 1)
         self._stop = threading.Event()
-        self.worker = ClientTasks(job, self._outbox, self._stop)
+        self.tasks = ClientTasks(job, self._outbox, self._stop)
 
     def spread(self, call: Call, items: Sequence[Any]) -> list[Any]:
-        return [self.worker.do(call, item) for item in items]
+        return [self.tasks.do(call, item) for item in items]
 
     def close(self) -> None:
         self._stop.set()
-        del self.worker
+        del self.tasks

@@ -21,7 +21,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Download, Output, Params, Pass, Start, When
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
-from cwfed.engine.worker import Bench, ClientView, LocalTraining
+from cwfed.engine.worker import ClientView, ClientWorker, LocalTraining
 from cwfed.privacy import dp
 from cwfed.privacy.noise import Seeded
 
@@ -34,9 +34,9 @@ class PrivateView(ClientView):
     @cached_property
     def class_counts(self) -> Tensor:
         """n_ij with noise, the same in every round."""
-        bench = self._bench
-        assert isinstance(bench, PrivateBench)
-        return bench.privacy.class_counts(bench.federation.class_counts(self._client), bench.noise, self._client)
+        worker = self._bench
+        assert isinstance(worker, PrivateWorker)
+        return worker.privacy.class_counts(worker.federation.class_counts(self._client), worker.noise, self._client)
 
     def squared_gradients(self, params: Params, batch_size: int) -> Tensor:
         raise ConfigError(BEYOND.format("gradients of their data"))
@@ -51,8 +51,8 @@ class PrivateView(ClientView):
         raise ConfigError(BEYOND.format("mean features of their data"))
 
 
-class PrivateBench(Bench):
-    """A bench whose training is DP-SGD."""
+class PrivateWorker(ClientWorker):
+    """A worker whose training is DP-SGD."""
 
     def __init__(
         self,

@@ -13,23 +13,25 @@ from cwfed.core.types import Batch, Download, Params, Pass, Start, Task, When
 
 if TYPE_CHECKING:
     from cwfed.engine.base import Visit
-    from cwfed.engine.worker import Bench, LocalTraining
+    from cwfed.engine.worker import ClientWorker, LocalTraining
 
 
-def rehearse(bench: Bench, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining) -> None:
+def rehearse(
+    worker: ClientWorker, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining
+) -> None:
     """Begin a round with one client, look at its passes, and compute the loss of two samples in each."""
     name = type(algorithm).__name__
-    start = algorithm.begin(got, visit.own, bench.view(visit.client, visit.statistics))
-    bench.load(start.params | visit.statistics)
-    bench.model.train()
-    batch = Batch(*bench.samples.batch(bench.federation.shards[visit.client].train[:2]), how.label_smoothing)
+    start = algorithm.begin(got, visit.own, worker.view(visit.client, visit.statistics))
+    worker.load(start.params | visit.statistics)
+    worker.model.train()
+    batch = Batch(*worker.samples.batch(worker.federation.shards[visit.client].train[:2]), how.label_smoothing)
     for when in get_args(When):
         passes = algorithm.passes(when, task, start)
         if when == "training" and not passes:
             raise ConfigError(f"{name} has no pass in training: its clients would never learn")
         for one in passes:
-            check_pass(one, f"a pass of {name} ({when})", bench.params)
-            check_loss(algorithm, bench, batch, bench.here(start), one, name)
+            check_pass(one, f"a pass of {name} ({when})", worker.params)
+            check_loss(algorithm, worker, batch, worker.here(start), one, name)
 
 
 def check_pass(one: Pass, what: str, params: Params) -> None:
@@ -51,20 +53,20 @@ def check_pass(one: Pass, what: str, params: Params) -> None:
         raise ConfigError(f"{what} has a negative learning rate, or bounds that leave nothing between them")
 
 
-def check_loss(algorithm: FedAvg, bench: Bench, batch: Batch, start: Start, one: Pass, name: str) -> None:
+def check_loss(algorithm: FedAvg, worker: ClientWorker, batch: Batch, start: Start, one: Pass, name: str) -> None:
     """One sentence for a loss that cannot be trained with."""
-    found = algorithm.loss(bench.network, bench.params, batch, start, one.stage)
+    found = algorithm.loss(worker.network, worker.params, batch, start, one.stage)
     bad = [part for part in found if not isinstance(part, Tensor) or part.ndim]
     if bad:
         shape = tuple(bad[0].shape) if isinstance(bad[0], Tensor) else type(bad[0]).__name__
         raise ConfigError(f"the loss of {name} must be two numbers (loss and penalty), one of them is {shape}")
-    moving = one.moving(n for n, p in bench.params.items() if p.requires_grad)
-    bench.choose(one)
-    leaves = bench.moving
-    total = sum(algorithm.loss(bench.network, bench.params, batch, start, one.stage), torch.zeros(()))
+    moving = one.moving(n for n, p in worker.params.items() if p.requires_grad)
+    worker.choose(one)
+    leaves = worker.moving
+    total = sum(algorithm.loss(worker.network, worker.params, batch, start, one.stage), torch.zeros(()))
     reached = total.requires_grad and any(
         g is not None for g in torch.autograd.grad(total, leaves, allow_unused=True)
     )
-    bench.choose(None)
+    worker.choose(None)
     if not reached:
         raise ConfigError(f"a pass of {name} trains {moving[0]} and others, on which its loss does not depend")

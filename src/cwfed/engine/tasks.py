@@ -19,8 +19,8 @@ from cwfed.core.metrics import OwnSums, Places
 from cwfed.core.types import Download, Params, Start, nbytes
 from cwfed.engine import rehearsal
 from cwfed.engine.base import Call, Candidate, Job, Score, Trained, Visit, Visited, overrides, scores_of
-from cwfed.engine.private import PrivateBench
-from cwfed.engine.worker import Bench
+from cwfed.engine.private import PrivateWorker
+from cwfed.engine.worker import ClientWorker
 
 REMEMBERED = 2**28
 """Bytes of personal models that are kept from one round's evaluation to the next round's training."""
@@ -50,11 +50,11 @@ class Outbox:
 
 
 class ClientTasks:
-    """One worker: clients' tasks, one after the other, on a bench of its own."""
+    """One worker: clients' tasks, one after the other, on a worker of its own."""
 
     def __init__(self, job: Job, outbox: Outbox, stop: threading.Event) -> None:
         self.job, self.outbox = job, outbox
-        self.bench = _bench(job, stop)
+        self.worker = _client_worker(job, stop)
         output = job.task.output
         self._head = tuple(n for n in job.task.layers[output] if n in (f"{output}.weight", f"{output}.bias"))
 
@@ -66,12 +66,12 @@ class ClientTasks:
 
     def try_training(self, call: Call, client: int) -> None:
         """One batch forward and backward."""
-        bench = self.bench
+        worker = self.worker
         try:
-            inputs, labels = bench.samples.batch(self.job.federation.shards[client].train[:2])
-            bench.model.eval()
-            loss = nn.functional.cross_entropy(bench.forward(inputs).logits, labels)
-            torch.autograd.grad(loss, [p for p in bench.model.parameters() if p.requires_grad], allow_unused=True)
+            inputs, labels = worker.samples.batch(self.job.federation.shards[client].train[:2])
+            worker.model.eval()
+            loss = nn.functional.cross_entropy(worker.forward(inputs).logits, labels)
+            torch.autograd.grad(loss, [p for p in worker.model.parameters() if p.requires_grad], allow_unused=True)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
@@ -81,43 +81,43 @@ class ClientTasks:
     def rehearse(self, call: Call, visit: Visit) -> None:
         """A visit without training."""
         got, algorithm = self.outbox.download(call.state, visit), self.job.algorithm
-        if isinstance(self.bench, PrivateBench):
-            self.bench.rehearse(algorithm, got, visit.own, visit.statistics, visit.client)
+        if isinstance(self.worker, PrivateWorker):
+            self.worker.rehearse(algorithm, got, visit.own, visit.statistics, visit.client)
         elif overrides(algorithm, "loss", "passes"):
-            rehearsal.rehearse(self.bench, algorithm, self.job.task, got, visit, self.job.how)
+            rehearsal.rehearse(self.worker, algorithm, self.job.task, got, visit, self.job.how)
 
     # --- training
 
     def visit(self, call: Call, item: tuple[int, Visit]) -> Visited:
         """Let a client begin, train and finish; its model goes into its row of the stack."""
         row, visit = item
-        bench, algorithm = self.bench, self.job.algorithm
+        worker, algorithm = self.worker, self.job.algorithm
         got = self.outbox.download(call.state, visit)
-        start = algorithm.begin(got, visit.own, bench.view(visit.client, visit.statistics))
+        start = algorithm.begin(got, visit.own, worker.view(visit.client, visit.statistics))
         start = self.received(call.round, visit, start)
         passes = algorithm.passes("training", self.job.task, start)
-        loss, penalty, optimizer = bench.train(
+        loss, penalty, optimizer = worker.train(
             algorithm, "training", passes, start, visit.client, call.round, self.job.how, visit.optimizer
         )
-        bench.save(call.out, row)
-        trained = Trained(loss, penalty, bench.copy_of(visit.statistics), optimizer)
+        worker.save(call.out, row)
+        trained = Trained(loss, penalty, worker.copy_of(visit.statistics), optimizer)
         return self.visited(visit, got, start, trained, {name: stack[row] for name, stack in call.out.items()})
 
     def received(self, round_: int, visit: Visit, start: Start) -> Start:
         """Load a client's start and make its passes on receipt; the start that is left by them."""
-        bench, algorithm = self.bench, self.job.algorithm
-        bench.load(start.params | visit.statistics)
+        worker, algorithm = self.worker, self.job.algorithm
+        worker.load(start.params | visit.statistics)
         passes = algorithm.passes("receipt", self.job.task, start)
         if not passes:
             return start
-        bench.train(algorithm, "receipt", passes, start, visit.client, round_, self.job.how)
-        settled = algorithm.settle(bench.complete(), start)
-        bench.load(settled)
+        worker.train(algorithm, "receipt", passes, start, visit.client, round_, self.job.how)
+        settled = algorithm.settle(worker.complete(), start)
+        worker.load(settled)
         return replace(start, params={name: settled[name] for name in start.params})
 
     def visited(self, visit: Visit, got: Download, start: Start, trained: Trained, model: Params) -> Visited:
         """A participant whose model is trained: what else it sends and keeps."""
-        extras = self.job.algorithm.finish(model, start, self.bench.view(visit.client, trained.statistics))
+        extras = self.job.algorithm.finish(model, start, self.worker.view(visit.client, trained.statistics))
         return Visited(
             client=visit.client,
             loss=trained.loss,
@@ -144,20 +144,20 @@ class ClientTasks:
 
     def on_receipt(self, call: Call, candidate: Candidate) -> Params:
         """The model that a client has on receipt."""
-        visit, task, algorithm, bench = candidate.visit, self.job.task, self.job.algorithm, self.bench
-        got, view = self.outbox.download(call.state, visit), bench.view(visit.client, visit.statistics)
+        visit, task, algorithm, worker = candidate.visit, self.job.task, self.job.algorithm, self.worker
+        got, view = self.outbox.download(call.state, visit), worker.view(visit.client, visit.statistics)
         if not overrides(algorithm, "passes"):
             return algorithm.personal(got, visit.own, view)
         start = algorithm.begin(got, visit.own, view)
         if algorithm.passes("receipt", task, start):
             start = self.received(call.round, visit, start)
-            model = bench.complete()
+            model = worker.complete()
         else:
             model = algorithm.personal(got, visit.own, view)
         if candidate.is_tuned and (passes := algorithm.passes("test", task, start)):
-            bench.load(visit.statistics | model)
-            bench.train(algorithm, "test", passes, start, visit.client, call.round, self.job.how)
-            model = bench.complete()
+            worker.load(visit.statistics | model)
+            worker.train(algorithm, "test", passes, start, visit.client, call.round, self.job.how)
+            model = worker.complete()
         return model
 
     def measure(self, call: Call, candidates: Sequence[Candidate]) -> list[Score]:
@@ -181,7 +181,7 @@ class ClientTasks:
         """Scores of one model on several clients, measured in common batches."""
         if not clients:
             return []
-        self.bench.load(model)
+        self.worker.load(model)
         shards = [self.job.federation.shards[c] for c in clients]
         parts = [part for shard in shards for part in (shard.test, shard.validation)]
         asked, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
@@ -196,7 +196,7 @@ class ClientTasks:
                 if first < end:
                     own.add(part, logits[first:end], labels[first:end])
 
-        answers = self.bench.answers(asked, see if self.job.metrics else None)
+        answers = self.worker.answers(asked, see if self.job.metrics else None)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])
         places = Places(self.job.federation.data.labels[asked], part, len(parts), self.job.federation.data.classes)
         tables = places.count(*answers)
@@ -204,10 +204,10 @@ class ClientTasks:
         return scores_of(tables, losses[::2], own)
 
 
-def _bench(job: Job, stop: threading.Event) -> Bench:
+def _client_worker(job: Job, stop: threading.Event) -> ClientWorker:
     if job.how.privacy:
-        return PrivateBench(job.model, job.federation, job.samples, stop, job.how)
-    bench = Bench(job.model, job.federation, job.samples, stop, job.how.precision)
+        return PrivateWorker(job.model, job.federation, job.samples, stop, job.how)
+    worker = ClientWorker(job.model, job.federation, job.samples, stop, job.how.precision)
     if overrides(job.algorithm, "loss"):
-        bench.make_dense()
-    return bench
+        worker.make_dense()
+    return worker

@@ -68,17 +68,17 @@ class Vmap:
         self.why, self.lenient = "", lenient
         self._loop = Loop(job)
         """Does what is not batched."""
-        self._worker, self._bench = self._loop.worker, self._loop.worker.bench
+        self._tasks, self._worker = self._loop.tasks, self._loop.tasks.worker
         self._proved: bool | None = None
         can_compile = any(map(shutil.which, ("g++", "clang++", "c++")))
         if compile == "always" and not can_compile:
             raise ConfigError('run.compile = "always" needs a C++ compiler, and there is none on this machine')
         longest = max(len(shard.train) for shard in self.federation.shards.values())
         steps = rounds * self.how.epochs * max(1, longest // self.how.batch_size)
-        if compile == "always" and self._bench.buffers:
+        if compile == "always" and self._worker.buffers:
             raise ConfigError('run.compile = "always" cannot be used with a model that has running statistics')
         # Other clients are other shapes, and each would be another compilation.
-        pays = steady and steps >= COMPILE_FOR and can_compile and not self._bench.buffers
+        pays = steady and steps >= COMPILE_FOR and can_compile and not self._worker.buffers
         # A compiled step has clients in it that are done, with a learning rate of zero: other optimisers would move them.
         is_plain = self.how.is_plain and self.how.augment == "none" and not overrides(self.algorithm, "passes")
         if compile == "always" and not is_plain:
@@ -86,10 +86,10 @@ class Vmap:
                 'run.compile = "always" is for one pass of plain SGD without augmentation: set run.compile = "auto"'
             )
         self.compile = compile == "always" or (compile == "auto" and pays and is_plain)
-        self._lookups = lookups(self._bench.model, self.federation.data.inputs)
+        self._lookups = lookups(self._worker.model, self.federation.data.inputs)
         if not self.how.is_plain or overrides(self.algorithm, "loss", "passes"):
             self._lookups.clear()  # every row of an embedding may move
-        self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._bench.params)))
+        self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._worker.params)))
         self._answers = vmap(self._forward)
         self._steps: dict[Pass, Traced] = {}
         self._insist = compile == "always"
@@ -101,11 +101,11 @@ class Vmap:
     def _try_model(self) -> None:
         """Two clients' forward pass: what cannot be vmapped shows here."""
         shard = max(self.federation.shards.values(), key=lambda shard: len(shard.train))
-        model = self._bench.complete()
+        model = self._worker.complete()
         group = self._group([Start(model)] * 2, [{}, {}])
-        inputs, _ = self._bench.samples.batch(np.stack([shard.train[: self.how.batch_size]] * 2))
+        inputs, _ = self._worker.samples.batch(np.stack([shard.train[: self.how.batch_size]] * 2))
         try:
-            self._bench.model.train()
+            self._worker.model.train()
             self._answers(group.params, group.buffers, look_up(self._lookups, [model] * 2, inputs), inputs)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise CannotVmap(
@@ -129,7 +129,7 @@ class Vmap:
     def close(self) -> None:
         self._loop.close()
         self._asked.clear()
-        for held in ("_worker", "_bench", "_answers", "_steps", "_judge", "_lookups"):
+        for held in ("_tasks", "_worker", "_answers", "_steps", "_judge", "_lookups"):
             self.__dict__.pop(held, None)  # they know the network, and through it the data
 
     # --- one step, pure but for the parameters it moves
@@ -139,11 +139,11 @@ class Vmap:
         for name, lookup in self._lookups.items():
             lookup.rows, lookup.inputs = rows[name], inputs
         try:
-            logits = functional_call(self._bench.model, params | buffers, (inputs,))
+            logits = functional_call(self._worker.model, params | buffers, (inputs,))
         finally:
             for lookup in self._lookups.values():
                 lookup.rows = lookup.inputs = None
-        return logits, self._bench.take_features()
+        return logits, self._worker.take_features()
 
     def _loss(
         self, stage: str, moving: tuple[Params, Params], group: Group, inputs: Tensor, labels: Tensor, lr: Tensor
@@ -158,7 +158,7 @@ class Vmap:
                 buffers = {name: b.clone() for name, b in buffers.items()}
             elif statistics:
                 buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
-            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight], buffers)
+            return Output(*self._forward(params, buffers, rows, inputs), params[self._worker.output_weight], buffers)
 
         batch = Batch(inputs, labels, self.how.label_smoothing, lr)
         found = self.algorithm.loss(network, params, batch, Start({}, group.anchor, group.notes), stage)
@@ -231,10 +231,10 @@ class Vmap:
         starts, downloads, begun = [], [], []
         for visit in visits:
             got = self._loop.download(state, visit)
-            start = self.algorithm.begin(got, visit.own, self._bench.view(visit.client, visit.statistics))
+            start = self.algorithm.begin(got, visit.own, self._worker.view(visit.client, visit.statistics))
             if overrides(self.algorithm, "passes") and self.algorithm.passes("receipt", self.job.task, start):
-                start = self._worker.received(round_, visit, start)
-                visit = replace(visit, statistics=self._bench.copy_of(visit.statistics))
+                start = self._tasks.received(round_, visit, start)
+                visit = replace(visit, statistics=self._worker.copy_of(visit.statistics))
             starts.append(start)
             downloads.append(got)
             begun.append(visit)
@@ -244,7 +244,7 @@ class Vmap:
             self._test_penalty(alike, chosen[0], chosen_starts[0])
             trained |= self._train(round_, alike, chosen, chosen_starts, rows, out)
         return [
-            self._worker.visited(
+            self._tasks.visited(
                 visit, downloads[row], starts[row], trained[row], {name: stack[row] for name, stack in out.items()}
             )
             for row, visit in enumerate(begun)
@@ -255,13 +255,13 @@ class Vmap:
         if alike in self._tested or not self._lookups:
             return
         self._tested.add(alike)
-        bench = self._bench
-        bench.load(start.params | visit.statistics)
-        inputs, labels = bench.samples.batch(self.federation.shards[visit.client].train[: self.how.batch_size])
-        said = bench.forward(inputs)
+        worker = self._worker
+        worker.load(start.params | visit.statistics)
+        inputs, labels = worker.samples.batch(self.federation.shards[visit.client].train[: self.how.batch_size])
+        said = worker.forward(inputs)
         output = Output(said.logits.detach(), said.features.detach(), said.weight)
-        penalty = self.algorithm.penalty(bench.params, output, labels, bench.here(start))  # of the common loss
-        tables = [bench.params[name] for name in self._lookups]
+        penalty = self.algorithm.penalty(worker.params, output, labels, worker.here(start))  # of the common loss
+        tables = [worker.params[name] for name in self._lookups]
         if penalty.requires_grad:
             gradients = torch.autograd.grad(penalty, tables, allow_unused=True)
             if any(gradient is not None for gradient in gradients):
@@ -292,7 +292,7 @@ class Vmap:
         out: Params,
     ) -> dict[int, Trained]:
         """Train one group; by row, its mean loss and penalty and what stays with the client beside its model."""
-        self._bench.model.train()
+        self._worker.model.train()
         passes = self.algorithm.passes("training", self.job.task, starts[0])
         group = self._group(starts, [visit.statistics for visit in visits])
         every = tuple(group.trained)
@@ -343,7 +343,7 @@ class Vmap:
         for i, visit in enumerate(visits):
             kept = {n.removeprefix(prefix): t for n, t in visit.optimizer.items() if n.startswith(prefix)}
             states.append(kept or self.how.optimizer.init({n: w[i] for n, w in group.trained.items()}))
-        device = self._bench.samples.device
+        device = self._worker.samples.device
         return {name: torch.stack([state[name].to(device) for state in states]) for name in states[0]}
 
     def _changes(
@@ -353,7 +353,7 @@ class Vmap:
         if self.how.augment == "none":
             return None
         each = [
-            self._bench.drawn(plan, "training", index, v.client, round_, self.how) or []
+            self._worker.drawn(plan, "training", index, v.client, round_, self.how) or []
             for plan, v in zip(plans, visits, strict=True)
         ]
         return [torch.stack([own[step] for own in each if step < len(own)]) for step in range(len(each[0]))]
@@ -372,20 +372,20 @@ class Vmap:
 
         `rates_of` are the learning rates of the pass and of the round.
         """
-        device = self._bench.samples.device
+        device = self._worker.samples.device
         padded = self.compile
         steps = np.array([len(plan) for plan in plans])
         trains = torch.from_numpy(steps[None, :] > np.arange(steps[0])[:, None]).to(device)  # steps x clients
         history: list[Tensor] = []
         now, among = group, len(plans)
         together = np.stack([np.resize(plan, (steps[0], plan.shape[1])) for plan in plans], 1)  # who is done repeats
-        batches = self._bench.samples.batches(together)
+        batches = self._worker.samples.batches(together)
         rates, lr = (trains * rates_of[0]).unbind(), torch.full((len(plans),), rates_of[1], device=device)
         step = self._step(one)
         for at, ((inputs, labels), rate, active) in enumerate(
             zip(batches, rates, trains.sum(1).tolist(), strict=True)
         ):
-            if self._bench.stop.is_set():
+            if self._worker.stop.is_set():
                 raise Stopped
             if one.once and at == 1:
                 group = group.training(name for name in group.trained if name not in one.once)
@@ -395,7 +395,7 @@ class Vmap:
             if among < len(plans):
                 inputs, labels, rate = inputs[:among], labels[:among], rate[:among]
             if changed is not None:
-                inputs = augment.change(inputs, changed[at], self._bench.black)
+                inputs = augment.change(inputs, changed[at], self._worker.black)
             looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
             key = (inputs.shape, alike, bool(one.once) and at == 0, *looked_up)
             losses, *moves = step(key, now, looked_up, inputs, labels, rate, lr[:among], compile=padded)
@@ -421,7 +421,7 @@ class Vmap:
         return own[np.asarray(batches(len(own), self.how, one, rng))]
 
     def _group(self, starts: Sequence[Start], statistics: Sequence[Params]) -> Group:
-        return stacked(self._bench, starts, statistics, apart=self._lookups)
+        return stacked(self._worker, starts, statistics, apart=self._lookups)
 
     # --- embeddings
 
@@ -430,7 +430,7 @@ class Vmap:
         for name in self._lookups:
             for row, start in zip(rows, starts, strict=True):
                 out[name][row].copy_(start.params[name])
-        device = self._bench.samples.device
+        device = self._worker.samples.device
         return {name: Table(out[name].to(device), torch.tensor(rows, device=device)) for name in self._lookups}
 
     # --- measuring
@@ -439,7 +439,7 @@ class Vmap:
         scores, call = [], Call("measure", round_, state)
         for at in range(0, len(candidates), self._together):
             chosen = candidates[at : at + self._together]
-            models = [self._worker.candidate(call, candidate) for candidate in chosen]
+            models = [self._tasks.candidate(call, candidate) for candidate in chosen]
             if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
                 scores += self._loop.measure([replace(c, model=m) for c, m in zip(chosen, models, strict=True)])
             else:
@@ -449,7 +449,7 @@ class Vmap:
     @torch.no_grad()
     def _score_each(self, models: Sequence[Params], visits: Sequence[Visit]) -> list[Score]:
         """Scores of one model a client."""
-        self._bench.model.eval()
+        self._worker.model.eval()
         group = self._group([Start(model) for model in models], [visit.statistics for visit in visits])
         asked = self._questions(tuple(visit.client for visit in visits))
         found: list[tuple[Tensor, ...]] = []
@@ -489,5 +489,5 @@ class Vmap:
     def _questions(self, clients: tuple[int, ...]) -> Questions:
         """The same for every round."""
         if clients not in self._asked:
-            self._asked = {clients: questions(self.federation, self._bench.samples, clients)}
+            self._asked = {clients: questions(self.federation, self._worker.samples, clients)}
         return self._asked[clients]

@@ -96,7 +96,7 @@ class Answers(NamedTuple):
 
 
 class _Features:
-    """A hook that keeps what the output layer saw. It knows nothing of its bench: a cycle would keep the bench,
+    """A hook that keeps what the output layer saw. It knows nothing of its worker: a cycle would keep the worker,
     and with it all data, in memory until Python looks for cycles.
     """
 
@@ -107,11 +107,11 @@ class _Features:
 
 
 class ClientView:
-    """The client as an algorithm sees it, on a worker's bench."""
+    """The client as an algorithm sees it, on a worker's worker."""
 
-    def __init__(self, bench: Bench, client: int, statistics: Params) -> None:
-        self._bench, self._client, self._statistics = bench, client, statistics
-        self._shard = bench.federation.shards[client]
+    def __init__(self, worker: ClientWorker, client: int, statistics: Params) -> None:
+        self._bench, self._client, self._statistics = worker, client, statistics
+        self._shard = worker.federation.shards[client]
 
     @property
     def output(self) -> str:
@@ -161,7 +161,7 @@ class ClientView:
         return found[:, :-1].contiguous(), found[:, -1].contiguous(), self.class_counts
 
 
-class Bench:
+class ClientWorker:
     """A network and the samples, for one worker at a time."""
 
     def __init__(
@@ -232,7 +232,7 @@ class Bench:
         return self.copy_of(self._state)
 
     def here(self, start: Start) -> Start:
-        """What the penalty needs of a start, on this bench's device."""
+        """What the penalty needs of a start, on this worker's device."""
         device = self.samples.device
         anchor, notes = ({n: t.to(device) for n, t in what.items()} for what in (start.anchor, start.notes))
         return Start({}, anchor, notes)

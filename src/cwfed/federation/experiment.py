@@ -17,12 +17,12 @@ from cwfed import data, models
 from cwfed.core import metrics
 from cwfed.core.errors import ConfigError
 from cwfed.core.rng import stream, torch_stream
-from cwfed.core.types import Download, Form, Params, Start, Training, Uploads
+from cwfed.core.types import Download, ExtraSpec, Params, Start, Training, Uploads
 from cwfed.engine.base import Job, Visit, overrides
 from cwfed.engine.worker import OPTIMIZER, LocalTraining
 from cwfed.federation.adversary import Adversary
 from cwfed.federation.config import Config
-from cwfed.federation.guard import Guard, example, form_of, misfit
+from cwfed.federation.guard import Guard, example, misfit, spec_of
 from cwfed.models import InputShape
 from cwfed.privacy.noise import Noise
 
@@ -119,11 +119,11 @@ class Blueprint:
         """What a client predicts with, from what it trained."""
         return self.algorithm.predictor(self.algorithm.shown(trained), class_counts, self.task)
 
-    def sent_forms(self) -> dict[str, Form]:
+    def sent_forms(self) -> dict[str, ExtraSpec]:
         """What the tensors of a model that is sent look like."""
         models = self.algorithm.send(self.algorithm.init(self.fresh, self.task), 0).models
         names = models[0].keys() if models else self.initial.keys()
-        return {name: form for name, form in form_of(self.initial).items() if name in names}
+        return {name: form for name, form in spec_of(self.initial).items() if name in names}
 
     def visit(self, client: int, kept: Params, got: Download | None = None) -> Visit:
         """A client with what it keeps (nothing before its first round)."""
@@ -161,7 +161,7 @@ class Blueprint:
         if self.config.privacy.norms == "exact":
             return
         name, what = self.config.algorithm_name, f'privacy.norms = "{self.config.privacy.norms}"'
-        if "class_counts" in self.algorithm.beside(self.initial, self.task):
+        if "class_counts" in self.algorithm.extras_spec(self.initial, self.task):
             raise ConfigError(f"{what} would hide nothing: with these settings {name} sends its class counts")
         if self.task.output_weight not in self.algorithm.uploaded(tuple(self.initial), self.task):
             raise ConfigError(f"{what} blurs the uploaded output layer, and {name} uploads none")
@@ -172,12 +172,14 @@ class Blueprint:
             clients=tuple(clients),
             models={name: torch.stack([self.initial[name]] * len(clients)) for name in self.guard.model},
             counts=torch.ones(len(clients)),
-            extras={name: torch.stack([example(form)] * len(clients)) for name, form in self.guard.beside.items()},
+            extras={
+                name: torch.stack([example(form)] * len(clients)) for name, form in self.guard.extras_spec.items()
+            },
         )
         for made in (state, self.algorithm.aggregate(state, uploads)):
             for client in clients:
                 for model in self.algorithm.send(made, client).models:  # or the part of it that travels
-                    forms = {name: form for name, form in form_of(self.initial).items() if name in model}
+                    forms = {name: form for name, form in spec_of(self.initial).items() if name in model}
                     if problem := misfit(model, forms, "a model"):
                         raise ValueError(problem)
 

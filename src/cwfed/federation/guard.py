@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cwfed.algorithms import FedAvg
 from cwfed.core.mixing import rows
-from cwfed.core.types import LARGEST, Form, Params, Task, Uploads
+from cwfed.core.types import LARGEST, ExtraSpec, Params, Task, Uploads
 
 MOST_SAMPLES = 10**9
 """More training samples than any client has: who claims them wants to be the average."""
@@ -27,12 +27,12 @@ NEVER = 50.0
 """Standard Laplace noise is larger with a chance of exp(-50)."""
 
 
-def form_of(params: Params) -> dict[str, Form]:
+def spec_of(params: Params) -> dict[str, ExtraSpec]:
     """What tensors like these look like."""
-    return {name: Form(tensor.dtype, tuple(tensor.shape)) for name, tensor in params.items()}
+    return {name: ExtraSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in params.items()}
 
 
-def example(form: Form) -> Tensor:
+def example(form: ExtraSpec) -> Tensor:
     """A tensor of this form, as a client with one sample could send it."""
     tensor = torch.zeros(form.shape, dtype=form.dtype)
     return tensor + 1 / tensor.numel() if form.counts_samples else tensor
@@ -42,8 +42,8 @@ def example(form: Form) -> Tensor:
 class Guard:
     """What an honest upload looks like."""
 
-    model: Mapping[str, Form]
-    beside: Mapping[str, Form]
+    model: Mapping[str, ExtraSpec]
+    extras_spec: Mapping[str, ExtraSpec]
     most_samples: int = MOST_SAMPLES
     histogram: float = 0.0
     """The epsilon of the noise in class counts (`dp.py`); 0 where they are exact."""
@@ -59,14 +59,14 @@ class Guard:
     ) -> Guard:
         """The guard of an algorithm whose models are like the initial one."""
         uploaded = algorithm.uploaded(tuple(initial), task)
-        model = form_of({name: initial[name] for name in uploaded})
-        return cls(model, algorithm.beside(initial, task), most_samples, histogram)
+        model = spec_of({name: initial[name] for name in uploaded})
+        return cls(model, algorithm.extras_spec(initial, task), most_samples, histogram)
 
-    def problem(self, model: Mapping[str, Tensor], beside: Mapping[str, Tensor], samples: float) -> str:
+    def problem(self, model: Mapping[str, Tensor], extras: Mapping[str, Tensor], samples: float) -> str:
         """Why this upload is refused; "" where it is fine."""
-        return misfit(model, self.model, "the model") or self._problem_beside(beside, samples)
+        return misfit(model, self.model, "the model") or self._extras_problem(extras, samples)
 
-    def problems(self, stack: Params, beside: Sequence[Params], samples: Sequence[float]) -> dict[int, str]:
+    def problems(self, stack: Params, extras: Sequence[Params], samples: Sequence[float]) -> dict[int, str]:
         """The same for uploads whose models are stacked already, by row; only who stands out has an entry.
 
         A model in a stack has the stack's names, shapes and dtypes, so one norm a row says whether to look closer.
@@ -74,27 +74,27 @@ class Guard:
         norms = [length_of_rows(w) for w in stack.values()] if samples else []
         suspect = (~(torch.stack(norms) <= LARGEST).all(0)).tolist() if norms else [False] * len(samples)
         found = {}
-        for row, (sent, count) in enumerate(zip(beside, samples, strict=True)):
+        for row, (sent, count) in enumerate(zip(extras, samples, strict=True)):
             if suspect[row]:
                 problem = self.problem({name: w[row] for name, w in stack.items()}, sent, count)
             else:
-                problem = self._problem_beside(sent, count)
+                problem = self._extras_problem(sent, count)
             if problem:
                 found[row] = problem
         return found
 
-    def _problem_beside(self, beside: Mapping[str, Tensor], samples: float) -> str:
+    def _extras_problem(self, extras: Mapping[str, Tensor], samples: float) -> str:
         """What is wrong with all that is not the model."""
         if not 0 < samples <= self.most_samples or samples != int(samples):
             return f"{samples:g} training samples, which must be a whole number from 1 to {self.most_samples:,}"
-        return misfit(beside, self.beside, "what comes beside the model") or self._miscounted(beside, samples)
+        return misfit(extras, self.extras_spec, "what comes beside the model") or self._miscounted(extras, samples)
 
-    def _miscounted(self, beside: Mapping[str, Tensor], samples: float) -> str:
+    def _miscounted(self, extras: Mapping[str, Tensor], samples: float) -> str:
         """Which counts are not those of so many samples."""
-        for name, form in self.beside.items():
+        for name, form in self.extras_spec.items():
             if form.counts_samples:
-                total = float(beside[name].double().sum())
-                slack = NEVER * beside[name].numel() / self.histogram if self.histogram else ROUNDING * samples
+                total = float(extras[name].double().sum())
+                slack = NEVER * extras[name].numel() / self.histogram if self.histogram else ROUNDING * samples
                 if not total > 0 or abs(total - samples) > slack:
                     return (
                         f"{name} of what comes beside the model add up to {total:g}, not to its {samples:,} samples"
@@ -102,7 +102,7 @@ class Guard:
         return ""
 
 
-def misfit(tensors: Mapping[str, Tensor], forms: Mapping[str, Form], what: str) -> str:
+def misfit(tensors: Mapping[str, Tensor], forms: Mapping[str, ExtraSpec], what: str) -> str:
     """How tensors differ from what they must look like; "" where they do not."""
     if missing := forms.keys() - tensors.keys():
         return f"{what} lacks {min(missing)}"

@@ -118,7 +118,7 @@ class OpenRound:
             counts=torch.tensor([update.samples for update in self.updates]),
             extras={
                 name: torch.stack([update.extras[name].cpu() for update in self.updates])
-                for name in self.blueprint.guard.beside
+                for name in self.blueprint.guard.extras_spec
             },
         )
 

@@ -165,7 +165,7 @@ class Plan:
 
 def describe_model(blueprint: Blueprint) -> str:
     """A short hash of the names, shapes and types of a model: nodes with another network give another one."""
-    forms = sorted((name, str(form.dtype), form.shape) for name, form in guard.form_of(blueprint.initial).items())
+    forms = sorted((name, str(form.dtype), form.shape) for name, form in guard.spec_of(blueprint.initial).items())
     return short_hash(forms)
 
 

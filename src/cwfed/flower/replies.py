@@ -99,10 +99,10 @@ def read_hello(node: int, content: RecordDict) -> Hello:
 
 def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard, own: Sequence[Own] = ()) -> Upload:
     """A participant's update, of the form that it must have; whether its numbers are good is for the round to say."""
-    wire.check_size(content.array_records.values(), (guard.model, guard.beside))
+    wire.check_size(content.array_records.values(), (guard.model, guard.extras_spec))
     told = wire.metrics(content, ("samples",), ("penalty",), optional=("loss", "epsilon"))
     model = wire.from_record(wire.arrays(content, "model"), "the model", guard.model)
-    extras = wire.from_record(wire.arrays(content, "beside"), "what comes beside the model", guard.beside)
+    extras = wire.from_record(wire.arrays(content, "beside"), "what comes beside the model", guard.extras_spec)
     if told["samples"] != hello.samples:
         raise wire.BadMessage(f"{told['samples']} training samples, it said {hello.samples} before")
     score = read_score(hello, "trained", content, own) if "trained-right" in told else None

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 
 from cwfed.core.errors import RunError, plain
-from cwfed.core.types import Download, Form, Params
+from cwfed.core.types import Download, ExtraSpec, Params
 
 PROTOCOL = "1.0"
 """What the two sides of a federation must have in common. The first number changes with the meaning of a message, the second
@@ -43,7 +43,7 @@ def to_record(params: Params) -> ArrayRecord:
     return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in params.items()})
 
 
-def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, Form] | None = None) -> Params:
+def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, ExtraSpec] | None = None) -> Params:
     """The tensors of a record; where their forms are known, anything else is refused before it is decoded."""
     if forms is not None and record.keys() != forms.keys():
         name = min(record.keys() ^ forms.keys())
@@ -54,7 +54,7 @@ def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, Form
     }
 
 
-def _decode(array: Array, what: str, form: Form | None) -> torch.Tensor:
+def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
     data = io.BytesIO(array.data)
     try:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
@@ -78,7 +78,7 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, Form]]) -> None:
+def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, ExtraSpec]]) -> None:
     """Refuse a message that is larger than what it should hold, whatever it holds."""
     size = sum(len(array.data) for record in records for array in record.values())
     most = sum(HEADER + int(np.prod(form.shape)) * form.dtype.itemsize for group in forms for form in group.values())
@@ -94,16 +94,16 @@ def download_to(content: RecordDict, download: Download) -> None:
         content["notes"] = to_record(download.notes)
 
 
-def download_from(content: RecordDict, forms: Mapping[str, Form]) -> Download:
+def download_from(content: RecordDict, forms: Mapping[str, ExtraSpec]) -> Download:
     """What a client was sent."""
     names = [f"model-{i}" for i in range(sum(name.startswith("model-") for name in content.array_records))]
     models = [from_record(arrays(content, name), f"the received {name}", forms) for name in names]
     return Download(tuple(models), from_record(arrays(content, "notes"), "the received notes"))
 
 
-def upload_to(content: RecordDict, model: Params, beside: Params) -> None:
+def upload_to(content: RecordDict, model: Params, extras: Params) -> None:
     """Put what a client sends into a message."""
-    for name, params in (("model", model), ("beside", beside)):
+    for name, params in (("model", model), ("beside", extras)):
         if params:
             content[name] = to_record(params)
 

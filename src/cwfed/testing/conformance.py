@@ -25,10 +25,10 @@ from torch import Tensor
 
 from cwfed.algorithms import FedAvg, build, describe, name_of
 from cwfed.core.events import PhaseResult, Round
-from cwfed.core.types import Cost, Form, Uploads
+from cwfed.core.types import Cost, ExtraSpec, Uploads
 from cwfed.federation.config import Config, from_table, with_settings
 from cwfed.federation.cost import sizes
-from cwfed.federation.guard import form_of
+from cwfed.federation.guard import spec_of
 from cwfed.federation.rounds import Progress, from_tree, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.models import attached
@@ -251,31 +251,31 @@ class Suite:
     # --- what it sends
 
     def test_the_guard_knows_what_an_honest_upload_looks_like(self) -> None:
-        """`beside` is exactly what `finish` sends: nothing of an honest run is refused, and nothing is missing."""
+        """`extras_spec` is exactly what `finish` sends: nothing of an honest run is refused, and nothing is missing."""
         simulation = self.simulation()
         guard, rounds = simulation.guard, uploads_of(simulation)
         assert len(rounds) == 3, "updates of honest clients were refused"
         for up in rounds:
             assert up.clients == tuple(range(6)), "updates of honest clients were refused"
             for row, count in enumerate(up.counts.tolist()):
-                model, beside = row_of(up, row)
-                said = {n: Form(form.dtype, form.shape) for n, form in guard.beside.items()}
-                assert form_of(beside) == said, f"`finish` sends {form_of(beside)}, `beside` says {said}"
-                assert guard.problem(model, beside, count) == "", guard.problem(model, beside, count)
+                model, extras = row_of(up, row)
+                said = {n: ExtraSpec(form.dtype, form.shape) for n, form in guard.extras_spec.items()}
+                assert spec_of(extras) == said, f"`finish` sends {spec_of(extras)}, `extras_spec` says {said}"
+                assert guard.problem(model, extras, count) == "", guard.problem(model, extras, count)
 
     def test_the_guard_refuses_everything_else(self) -> None:
         simulation = self.simulation("train.rounds=1")
         guard, (up,) = simulation.guard, uploads_of(simulation)
-        count, (model, beside) = int(up.counts[0]), row_of(up, 0)
+        count, (model, extras) = int(up.counts[0]), row_of(up, 0)
         for samples in (0, -1, 2.5, 10**12, math.nan, math.inf):
-            assert "training samples" in guard.problem(model, beside, samples), f"{samples} samples are taken"
+            assert "training samples" in guard.problem(model, extras, samples), f"{samples} samples are taken"
         for n in model:
             for bad in damaged(model, n):
-                assert guard.problem(bad, beside, count), f"a damaged {n} is taken"
-        for n in beside:
-            for bad in damaged(beside, n):
+                assert guard.problem(bad, extras, count), f"a damaged {n} is taken"
+        for n in extras:
+            for bad in damaged(extras, n):
                 assert guard.problem(model, bad, count), f"a damaged {n} beside the model is taken"
-        assert guard.problem(model, beside, count) == "", "an honest update is refused"
+        assert guard.problem(model, extras, count) == "", "an honest update is refused"
 
 
 def check(algorithm: str | type[FedAvg] | FedAvg, *settings: str, suite: type[Suite] = Suite) -> None:

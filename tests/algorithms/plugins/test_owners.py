@@ -54,7 +54,7 @@ def test_by_hand_from_the_lengths_of_updates():
     after = algorithm.aggregate(before, Uploads(UP.clients, UP.models, UP.counts))["model"]
     torch.testing.assert_close(after["out.weight"], torch.tensor([[1 / 6, 25 / 6], [1 + 16 / 3, 4 / 3 + 4]]))
     torch.testing.assert_close(after["out.bias"], torch.tensor([1 / 6 + 25 / 6, 10 / 3 + 80 / 3]))
-    assert algorithm.beside(OLD, TASK) == {}
+    assert algorithm.extras_spec(OLD, TASK) == {}
     # lengths are of the update, not of the row: where the same rows were sent out, nobody has moved
     same = {"model": {name: w[2] for name, w in UP.models.items()}, "output": "out"}
     assert algorithm.owned(same, UP)[2].tolist() == [0, 0]

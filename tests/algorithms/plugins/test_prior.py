@@ -75,7 +75,7 @@ def test_rounds_are_those_without_it_and_models_are_measured_with_it(base, engin
     visit = simulation.visit(1, progress.kept.get(1, {}))
     (received,) = simulation.engine.personal(3, progress.server, [visit])
     loop = simulation.engine if engine == "loop" else simulation.engine._loop
-    beneath = loop.worker.on_receipt(Call("personal", 3, progress.server), Candidate(visit))
+    beneath = loop.tasks.on_receipt(Call("personal", 3, progress.server), Candidate(visit))
     assert torch.equal(received["output.bias"], beneath["output.bias"] + raised)
     saved = simulation.final_model(progress, 1)
     kept = progress.kept[1] if base == "fedavg-ft" else beneath

@@ -26,7 +26,7 @@ from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core import mixing
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Cost, Form, Params, Sizes, Start, Task, Uploads
+from cwfed.core.types import Cost, ExtraSpec, Params, Sizes, Start, Task, Uploads
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Owners(FedAvg):
             raise ConfigError(f"owners averages uploaded output layers, and {self.name} uploads none")
         return state | {"output": task.output}
 
-    def beside(self, model: Params, task: Task) -> dict[str, Form]:
-        counts = {"class_counts": Form(torch.float32, (task.classes,), 0, counts_samples=True)}
-        return super().beside(model, task) | (counts if self.owners == "counts" else {})
+    def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
+        counts = {"class_counts": ExtraSpec(torch.float32, (task.classes,), 0, counts_samples=True)}
+        return super().extras_spec(model, task) | (counts if self.owners == "counts" else {})
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
         counts = {"class_counts": data.class_counts} if self.owners == "counts" else {}
