@@ -45,6 +45,10 @@ class StatisticsOnly(FedBN):
     def keeps(self, names, task):
         return tuple(name for name in super().keeps(names, task) if name not in task.parameters)
 
+    def uploaded(self, names, task):
+        kept = self.keeps(names, task)
+        return tuple(name for name in names if name not in kept)
+
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_where_only_the_statistics_stay_it_is_fedavg_with_local_batch_norm(engine):
