@@ -39,7 +39,9 @@ def test_run_prints_a_table_and_says_where_everything_is(tmp_path):
     assert done.stderr == ""  # quiet when not on a terminal
     assert (tmp_path / "runs" / "digits-cwfedavg-0" / "summary.json").exists()
     done = cwfed("run", *SMALL, "--set=run.save_models=none", cwd=tmp_path)
-    assert "runs/digits-cwfedavg-0.2: summary.json, config.toml, events.jsonl\n" in done.stdout  # no models were written
+    assert (
+        "runs/digits-cwfedavg-0.2: summary.json, config.toml, events.jsonl\n" in done.stdout
+    )  # no models were written
     assert (tmp_path / "runs" / "digits-cwfedavg-0.2" / "summary.json").exists()
 
 
