@@ -97,6 +97,14 @@ def test_fedprox_penalty_and_its_gradient_by_hand():
     assert gradient.tolist() == [1.0, 0.0]  # mu (w - received)
 
 
+def test_fedprox_starts_from_its_whole_model_and_is_held_there():
+    own = {"w": torch.tensor(1.0), "own": torch.tensor(3.0)}
+    start = FedProx().begin(Download((model(2.0),)), own, None)
+    for params in (start.params, start.anchor):
+        assert {name: w.item() for name, w in params.items()} == {"w": 2.0, "own": 3.0}
+    assert FedProx().mu == 0.001  # the paper's
+
+
 def test_fedprox_without_its_term_is_fedavg():
     fedavg, _ = finish(Simulation(small("algorithm.name=fedavg")))
     fedprox, _ = finish(Simulation(small("algorithm.name=fedprox", "algorithm.mu=0")))
