@@ -5,84 +5,29 @@ import cwfed
 config = cwfed.load_config(settings=["train.rounds=30", "train.lr=0.05"])
 summary = cwfed.run(config, out="runs/first")
 model = cwfed.load_model("runs/first", client=3)
+
+The public names are those of `cwfed.api`.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from cwfed.algorithms import CwFedAvg, FedAvg
-    from cwfed.config import Config
-    from cwfed.config import load as load_config
-    from cwfed.data import Dataset
-    from cwfed.errors import CwfedError
-    from cwfed.metrics import Metric
-    from cwfed.models import attach, holder
-    from cwfed.predict import PersonalModel, load_model
-    from cwfed.session import run
-    from cwfed.simulation import Simulation
-    from cwfed.types import Batch, Download, Form, Loss, Output, Pass, Start, Task, Uploads
+    from cwfed.api import *  # noqa: F403 (the same names, for type checkers and editors)
+else:
 
-_PUBLIC = {
-    "Batch": ("cwfed.types", "Batch"),
-    "Config": ("cwfed.config", "Config"),
-    "CwFedAvg": ("cwfed.algorithms", "CwFedAvg"),
-    "CwfedError": ("cwfed.errors", "CwfedError"),
-    "Dataset": ("cwfed.data", "Dataset"),
-    "Download": ("cwfed.types", "Download"),
-    "FedAvg": ("cwfed.algorithms", "FedAvg"),
-    "Form": ("cwfed.types", "Form"),
-    "Loss": ("cwfed.types", "Loss"),
-    "Metric": ("cwfed.metrics", "Metric"),
-    "Output": ("cwfed.types", "Output"),
-    "Pass": ("cwfed.types", "Pass"),
-    "PersonalModel": ("cwfed.predict", "PersonalModel"),
-    "Simulation": ("cwfed.simulation", "Simulation"),
-    "Start": ("cwfed.types", "Start"),
-    "Task": ("cwfed.types", "Task"),
-    "Uploads": ("cwfed.types", "Uploads"),
-    "attach": ("cwfed.models", "attach"),
-    "holder": ("cwfed.models", "holder"),
-    "load_config": ("cwfed.config", "load"),
-    "load_model": ("cwfed.predict", "load_model"),
-    "run": ("cwfed.session", "run"),
-}
-
-__all__ = [
-    "Batch",
-    "Config",
-    "CwFedAvg",
-    "CwfedError",
-    "Dataset",
-    "Download",
-    "FedAvg",
-    "Form",
-    "Loss",
-    "Metric",
-    "Output",
-    "Pass",
-    "PersonalModel",
-    "Simulation",
-    "Start",
-    "Task",
-    "Uploads",
-    "attach",
-    "holder",
-    "load_config",
-    "load_model",
-    "run",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: `cwfed --help` need not wait for torch."""
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'cwfed' has no attribute {name!r}")
-    module, attribute = _PUBLIC[name]
-    return getattr(import_module(module), attribute)
+    def __getattr__(name: str) -> Any:
+        """Import on first use: `cwfed --help` need not wait for torch."""
+        is_module = (
+            not name.startswith("_") and find_spec(f"cwfed.{name}") is not None
+        )  # `from cwfed import data` asks here first
+        if name.startswith("_") or is_module or name not in (api := import_module("cwfed.api")).__all__:
+            raise AttributeError(f"module 'cwfed' has no attribute {name!r}")
+        return getattr(api, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return ["__version__", *import_module("cwfed.api").__all__]

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedala import OMEGA, TIMES, FedALA
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start
-from tests.conftest import finish, leaves, small
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Output, Start
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
-@pytest.mark.parametrize("off", ["algorithm.rate=0", "algorithm.layers=0"])
+@pytest.mark.parametrize("off", ["algorithm.rate=0", "algorithm.top_layers=0"])
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_switched_off_it_is_fedavg(off, engine):
     fedavg, plain = finish(Simulation(small("algorithm.name=fedavg", f"run.engine={engine}", *SOME)))
@@ -106,8 +106,8 @@ def test_a_pass_ends_when_its_losses_stand_still():
         small("algorithm.name=fedala", "run.engine=loop", "algorithm.still=1000", "train.rounds=2")
     )
     seen = []
-    train = simulation.engine._benches[0].gradients
-    simulation.engine._benches[0].gradients = lambda a, b, s, stage, *rest: (
+    train = bench_of(simulation).gradients
+    bench_of(simulation).gradients = lambda a, b, s, stage, *rest: (
         seen.append(stage),
         train(a, b, s, stage, *rest),
     )[1]
@@ -133,17 +133,17 @@ def test_what_was_measured_is_what_the_next_round_starts_from():
     *_, (after, _) = simulation.rounds(simulation.start())
     visit = simulation.visit(1, after.kept[1])
     (measured,) = simulation.engine.personal(4, after.server, [visit])
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     got = simulation.engine.download(after.server, visit)
     start = simulation.algorithm.begin(got, visit.own, bench.view(1, {}))
-    begun = simulation.engine._received(bench, 4, visit, start)
+    begun = simulation.engine.worker.received(4, visit, start)
     assert leaves(begun.params) == leaves(measured)
     simulation.close()
 
 
-@pytest.mark.parametrize("wrong", ["layers=-1", "share=0", "share=1.5", "rate=-1", "most_epochs=0"])
+@pytest.mark.parametrize("wrong", ["top_layers=-1", "share=0", "share=1.5", "rate=-1", "most_epochs=0"])
 def test_impossible_settings(wrong):
-    with pytest.raises(ConfigError, match="fedala: layers, rate and still must not be negative"):
+    with pytest.raises(ConfigError, match="fedala: top_layers, rate and still must not be negative"):
         small("algorithm.name=fedala", f"algorithm.{wrong}")
 
 

@@ -6,9 +6,9 @@ import torch
 from cwfed.algorithms import FedAvg, build
 from cwfed.algorithms.fedavg import FedAvgFT, Local
 from cwfed.algorithms.fedprox import FedProx
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Download, Output, Pass, Sizes, Start, Uploads
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Output, Pass, Sizes, Start, Uploads
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task
 from tests.conftest import finish, leaves, small
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cwfed.algorithms import FedAvg, build, describe, foreign
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,21 @@ from cwfed.errors import ConfigError
         ("ifca", {"k": 2}),
         ("fednh", {"rho": 0.9, "scale": 1.0, "learn_scale": True}),
         ("feduv", {"mu": 2.5, "lambda": 0.5}),
+        ("lg-fedavg", {"shared_layers": "output"}),
+        ("fedbabu", {"personal_layers": "output", "tune_epochs": 5, "tuned": "all"}),
+        ("fedbn", {"norms": ["batch"]}),
+        ("fedrod", {"gamma": 1.0, "personal_start": "copy"}),
+        ("feddbe", {"kappa": 50.0, "mean_momentum": 1.0}),
+        ("ditto", {"lambda": 0.1}),
+        ("pfedme", {"lambda": 15.0, "steps": 5, "rate": 0.01, "beta": 1.0, "decay": 0.0, "restart": False}),
+        ("apfl", {"alpha": 0.5, "adaptive": True}),
+        ("per-fedavg", {"tuning_steps": 1}),
+        ("fedas", {"align_epochs": 1, "rate": 0.01, "batch_size": 16, "weights": "fisher"}),
+        ("fedcac", {"tau": 0.5, "beta": 170.0}),
+        ("fedproto", {"lambda": 1.0, "weights": "samples", "predict": "prototypes"}),
+        ("fedpac", {"lambda": 1.0, "head_epochs": 1, "head_lr": 1.0}),
+        ("fedcp", {"lambda": 5.0}),
+        ("gpfl", {"lambda": 0.01, "mu": 0.1}),
     ],
 )
 def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
@@ -54,6 +69,34 @@ def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
         ("fednh", "scale", 1e-9, 0.0),
         ("feduv", "mu", 0.0, -1e-9),
         ("feduv", "lambda", 0.0, -1e-9),
+        ("fedbabu", "tune_epochs", 0, -1),
+        ("fedrod", "gamma", 0.0, -1e-9),
+        ("feddbe", "kappa", 0.0, -1e-9),
+        ("feddbe", "mean_momentum", 1e-9, 0.0),
+        ("feddbe", "mean_momentum", 1.0, 1.001),
+        ("pfedme", "lambda", 0.0, -1e-9),
+        ("pfedme", "lambda", 199.0, 200.0),
+        ("pfedme", "steps", 0, -1),
+        ("pfedme", "rate", 1e-9, 0.0),
+        ("pfedme", "beta", 0.0, -1e-9),
+        ("pfedme", "decay", 0.0, -1e-9),
+        ("apfl", "alpha", 0.0, -1e-9),
+        ("apfl", "alpha", 1.0, 1.001),
+        ("per-fedavg", "alpha", 0.0, -1e-9),
+        ("per-fedavg", "tuning_steps", 0, -1),
+        ("fedas", "align_epochs", 0, -1),
+        ("fedas", "rate", 0.0, -1e-9),
+        ("fedas", "batch_size", 1, 0),
+        ("fedcac", "tau", 0.0, -1e-9),
+        ("fedcac", "tau", 1.0, 1.001),
+        ("fedcac", "beta", 1e-9, 0.0),
+        ("fedproto", "lambda", 0.0, -1e-9),
+        ("fedpac", "lambda", 0.0, -1e-9),
+        ("fedpac", "head_epochs", 0, -1),
+        ("fedpac", "head_lr", 1e-9, 0.0),
+        ("fedcp", "lambda", 0.0, -1e-9),
+        ("gpfl", "lambda", 0.0, -1e-9),
+        ("gpfl", "mu", 0.0, -1e-9),
     ],
 )
 def test_settings_end_where_they_say(name, setting, allowed, refused):

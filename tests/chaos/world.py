@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from cwfed import cli
-from cwfed.checkpoint import read_tensors
-from cwfed.folder import RunFolder
+from cwfed.runs.checkpoint import read_tensors
+from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.conftest import without_seconds
 
@@ -144,7 +144,12 @@ class Chaos:
 
     def command(self, *arguments: str) -> list[str]:
         settings = ["data.name=csv", f"data.path={self.data}", "data.clients=4", "data.partition=iid"]
-        settings += [f"train.rounds={ROUNDS}", "train.dropout=0.1", "run.checkpoint_seconds=0", "run.engine=loop"]
+        settings += [
+            f"train.rounds={ROUNDS}",
+            "train.client_dropout=0.1",
+            "run.checkpoint_seconds=0",
+            "run.engine=loop",
+        ]
         return ["cwfed", "run", *arguments, *(f"--set={s}" for s in settings)]
 
     def launch(self, folder: Path, user: int = 0, death: Death | None = None) -> Running:
@@ -257,9 +262,9 @@ class Chaos:
 
     def look(self, folder: Path, what: str) -> None:
         """Reading a damaged run gives what the whole one gives, or a CwfedError."""
-        from cwfed.errors import CwfedError
-        from cwfed.predict import load_model
-        from cwfed.report.runs import read_run
+        from cwfed.core.errors import CwfedError
+        from cwfed.report.finished import read_run
+        from cwfed.runs.predict import load_model
 
         def state(run: Path, client: int):
             return {k: v.tolist() for k, v in load_model(run, client).network.state_dict().items()}

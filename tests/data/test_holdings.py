@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from cwfed import session
+from cwfed.core.events import Note
 from cwfed.data import Dataset, Federation, Shard, classes_held_by_nobody, who_holds_nothing
-from cwfed.events import Note
-from cwfed.report.runs import read_run
+from cwfed.report.finished import read_run
+from cwfed.runs import session
 from tests.conftest import small
 
 
@@ -66,5 +68,4 @@ def test_reports_of_earlier_runs_say_it_too(tmp_path):
     session.run(small("data.clients=3", "train.rounds=1"), tmp_path / "r")
     record = read_run(tmp_path / "r")
     (said,) = record.notes
-    record.summary["notes"] = []
-    assert record.notes == [said]
+    assert replace(record, summary=replace(record.summary, notes=[])).notes == [said]

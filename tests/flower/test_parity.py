@@ -16,24 +16,26 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from safetensors.torch import load_file
 
 import cwfed
-from cwfed import checkpoint, session
-from cwfed import config as configs
 from cwfed.algorithms import ALGORITHMS, FedAvg
-from cwfed.errors import ConfigError, RunError
-from cwfed.events import Round
-from cwfed.experiment import deal
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.events import Round
+from cwfed.core.metrics import Metric, Own
+from cwfed.federation import config as configs
+from cwfed.federation.experiment import deal
+from cwfed.federation.open_round import OpenRound
+from cwfed.federation.rounds import SPOILS, from_tree, to_tree
+from cwfed.federation.simulation import Simulation
 from cwfed.flower import PersonalisedStrategy, wire
 from cwfed.flower.members import Hello
+from cwfed.flower.ray_backend import SimulatedRun
 from cwfed.flower.replies import read_score
 from cwfed.flower.wire import BadMessage
-from cwfed.folder import RunFolder
-from cwfed.metrics import Metric, Own
-from cwfed.noise import Seeded
+from cwfed.privacy.noise import Seeded
 from cwfed.report import figures, page
-from cwfed.report.runs import group as group_runs
-from cwfed.report.runs import read_run
-from cwfed.rounds import SPOILS, from_tree, to_tree
-from cwfed.simulation import Simulation
+from cwfed.report.finished import group as group_runs
+from cwfed.report.finished import read_run
+from cwfed.runs import checkpoint, session
+from cwfed.runs.folder import RunFolder
 from tests.conftest import finish, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
@@ -82,9 +84,9 @@ def assert_same_bits(config, folder, **untold):
     assert rounds == [replace(as_a_server_sees_it(e), **untold) for e in expected]
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", [*ALGORITHMS, "cwfedavg+head_first+offset+prior", "fedavg+balanced+owners"])
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
-    config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
+    config = settings(name, "train.participation=0.5", "train.client_dropout=0.2", "run.evaluate_every=2")
     assert_same_bits(config, tmp_path)
 
 
@@ -213,11 +215,9 @@ def test_clients_smaller_than_a_batch_take_part_in_both(tmp_path):
     assert_same_bits(config, tmp_path)
 
 
-class Refusing(Simulation):
-    """A simulator whose server refuses a client in round 2."""
-
-    def _refused(self, number, visited, stack):
-        return {1: "as told"} if number == 2 else {}
+def refuse(opened, updates, models):
+    """A server that refuses a client in round 2."""
+    return {1: "as told"} if opened.number == 2 else {}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ class Refusing(Simulation):
     ],
     ids=["its model", "measured later", "a round that was skipped", "running statistics"],
 )
-def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(answer, chosen, tmp_path):
+def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(answer, chosen, tmp_path, monkeypatch):
     config = small("run.engine=loop", "train.rounds=4", "train.batch_norm=local", *chosen)
     plan, grid = federate(config, tmp_path)
 
@@ -244,7 +244,8 @@ def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(answer, ch
 
     grid.change = change
     reached, events = carry_out(PersonalisedStrategy(plan), grid)
-    simulated, expected = finish(Refusing(config))
+    monkeypatch.setattr(OpenRound, "problems", refuse)
+    simulated, expected = finish(Simulation(config))
     assert leaves(reached.server) == leaves(simulated.server)
     rounds = [as_a_server_sees_it(e) for e in events if isinstance(e, Round)]
     assert [e.client_loss for e in rounds] == [e.client_loss for e in expected]
@@ -316,6 +317,23 @@ def test_another_federation_with_the_same_settings_begins_anew_and_leaves_the_mo
     assert len(list((state / "client-000").iterdir())) == 3
 
 
+@pytest.mark.parametrize("more", [[], ["guard.least=6", "train.client_dropout=0.5"]], ids=["a run", "nobody counts"])
+def test_who_has_all_data_completes_the_events_to_the_simulators(more, tmp_path):
+    """As on Ray, without Ray: leaks, the correlation with the true distributions, the portrait at the end."""
+    config = settings("cwfedavg", "train.rounds=2", *more)
+    plan, grid = federate(config, tmp_path)
+    for client in range(config.data.clients):
+        grid.join(client, histogram=True)
+    run = SimulatedRun(Simulation(config), PersonalisedStrategy(plan), grid, tmp_path / "clients")
+    found = [event for _, event in run.rounds(run.start())]
+    run.close()
+    _, expected = finish(Simulation(config))
+    for event, other in zip(found, expected, strict=True):
+        assert replace(event, seconds={}, down_to_measure=0, at="") == replace(other, seconds={})
+    assert expected[-1].portrait is not None
+    assert bool(expected[-1].leaks) is not bool(more)
+
+
 @pytest.mark.federation
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # Ray's
 @pytest.mark.parametrize("name", ["fedavg", "cwfedavg", "fednh", "ifca", "fedfomo"])
@@ -323,7 +341,7 @@ def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
     """The real thing: Ray's actors, `cwfed run --backend flower`; the folder is the simulator's, but for times."""
     config = settings(name, "data.clients=4", "train.rounds=2", "data.newcomers=1", "run.evaluate_every=2")
     session.run(config, tmp_path / "ours")
-    session.run(config, tmp_path / "flower", backend="flower")
+    cwfed.run(config, tmp_path / "flower", backend="flower")
     ours, theirs = (
         [json.loads(line) for line in (tmp_path / side / "events.jsonl").read_text().splitlines()]
         for side in ("ours", "flower")
@@ -347,7 +365,7 @@ def test_on_flower_too_the_models_that_validation_picked_are_saved(tmp_path):
     config = small("train.rounds=8", "train.lr=0.3", "algorithm.name=fedavg-ft", "data.clients=4", "run.engine=loop")
     summary = session.run(config, tmp_path / "ours")
     assert summary["picked_rounds"]["trained"]["validated"] <= 4
-    session.run(config, tmp_path / "flower", backend="flower")
+    cwfed.run(config, tmp_path / "flower", backend="flower")
     assert (tmp_path / "flower" / "models" / "validated" / "index.json").exists()
     assert saved_models(tmp_path / "flower" / "models") == saved_models(tmp_path / "ours" / "models")
 

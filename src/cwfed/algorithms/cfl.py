@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cwfed import mixing
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Params, Sizes, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Params, Sizes, Task, Uploads
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,14 @@ class CFL(FedAvg):
             raise ConfigError("cfl: eps1, eps2 and warm_up must not be negative")
 
     def costs(self, sizes: Sizes) -> list[Cost]:
-        return [Cost(self.name, sizes.model, sizes.once, sizes.once, "one model per cluster: up to M after splits")]
+        once = sizes.participants * sizes.travelling
+        return [Cost(self.name, sizes.travelling, once, once, "one model per cluster: up to M after splits")]
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         return {
-            "models": [fresh(0)],
+            "models": [self.travelling(fresh(0), task)],
             "cluster": torch.zeros(task.clients, dtype=torch.int64),
-            "parameters": list(task.parameters),
+            "parameters": list(self.uploaded(task.parameters, task)),
             "round": 0,
         }
 

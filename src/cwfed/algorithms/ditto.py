@@ -20,12 +20,12 @@ from typing import ClassVar
 
 from torch import nn
 
-from cwfed import losses
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.twin import OWN, of_network, of_twin, with_twin
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Download, Loss, Network, Params, Phase, Start, Task
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Params, Phase, Start, Task
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class Ditto(FedAvg):
     def __post_init__(self) -> None:
         if self.lambda_ < 0:
             raise ConfigError(f"ditto: lambda must not be negative, it is {self.lambda_}")
+
+    def check(self, task: Task) -> None:
+        if task.training.is_plain and task.training.lr * self.lambda_ >= 2:
+            raise ConfigError(
+                f"ditto: train.lr times lambda must be below 2, or v runs away from w; it is {task.training.lr:g} * "
+                f"{self.lambda_:g}: lower one of them"
+            )
 
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
         return with_twin(model)

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, TypedDict
 
 from torch import Tensor, nn
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
-from cwfed.types import (
+from cwfed.core import mixing
+from cwfed.core.types import (
     Batch,
     Cost,
     Download,
@@ -51,6 +51,9 @@ class FedAvg:
     travels: ClassVar[str] = "2 models a participant: one down, one up"
     work: ClassVar[str] = "nothing beyond training and one weighted mean"
 
+    def __post_init__(self) -> None:
+        """Where a class refuses settings that cannot be; plug-ins call that of what is beneath them."""
+
     def costs(self, sizes: Sizes) -> list[Cost]:
         note = "every client keeps its own model" if self.keeps_model else f"every client keeps {sizes.kept:,}"
         once = sizes.participants * sizes.travelling
@@ -59,18 +62,24 @@ class FedAvg:
     def held_out(self) -> float:
         return 0.0
 
+    def check(self, task: Task) -> None:
+        pass
+
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
         return model
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
-        model = fresh(0)
-        return OneModel(model={name: model[name] for name in self.uploaded(tuple(model), task)})
+        return OneModel(model=self.travelling(fresh(0), task))
 
     def send(self, state: Any, client: int) -> Download:
         return Download((state["model"],))
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names
+
+    def travelling(self, model: Params, task: Task) -> Params:
+        """A model without what never leaves its client: what a server keeps."""
+        return {name: model[name] for name in self.uploaded(tuple(model), task)}
 
     def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names if self.keeps_model else ()
@@ -114,6 +123,9 @@ class FedAvg:
         return output.logits.new_zeros(())
 
     def shown(self, params: Params) -> Params:
+        return params
+
+    def predictor(self, params: Params, class_counts: Sequence[float], task: Task) -> Params:
         return params
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from cwfed import config as configs
-from cwfed import folder, guard
-from cwfed.config import Config, Section
-from cwfed.errors import ConfigError
-from cwfed.experiment import Blueprint
+from cwfed.core.errors import ConfigError
+from cwfed.federation import config as configs
+from cwfed.federation import guard
+from cwfed.federation.config import Config
+from cwfed.federation.experiment import Blueprint
+from cwfed.federation.settings import Section, flat
 from cwfed.models import InputShape
 
 NORM_BOUND = 2.0
@@ -125,7 +126,7 @@ class Plan:
 
     def table(self) -> dict[str, str | int | float | bool]:
         """The settings as `of` reads them, complete."""
-        nested = folder.flat(self.config.model_dump()) | {
+        nested = flat(self.config.model_dump()) | {
             f"federation.{key}": value for key, value in self.federation.model_dump().items()
         }
         return {
@@ -153,7 +154,7 @@ class Plan:
     def fingerprint(self) -> str:
         """A hash of everything that results depend on."""
         facts: list[Any] = [
-            folder.experiment(self.config),
+            self.config.fingerprint,
             self.federation.shape,
             self.federation.classes,
             self.clients,

@@ -7,8 +7,8 @@ from math import prod
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError
-from cwfed.models.shape import InputShape
+from cwfed.core.errors import ConfigError
+from cwfed.core.shape import InputShape
 
 
 class MLP(nn.Module):

@@ -18,10 +18,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from cwfed.errors import ConfigError
-from cwfed.report.runs import MEANINGS, UNITS, Group, Horizontal, Method, RunRecord, Vertical
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import PHASES, Phase
+from cwfed.report.finished import MEANINGS, UNITS, Group, Horizontal, Method, RunRecord, Vertical
 from cwfed.report.style import COLOURS, HATCHES, MARKERS, STROKES
-from cwfed.types import PHASES, Phase
 
 mpl.rcParams |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "cwfed"}
 FORMATS = ("png", "pdf", "svg")
@@ -267,8 +267,8 @@ def clients(group: Group) -> Figure:
 
 def classes(group: Group) -> Figure | None:
     """The recall of each class under each method, over all clients."""
-    found = [(m.label, r.summary["per_class"]["recall"]) for m, r in zip(group.methods, group.records, strict=True)
-             if "per_class" in r.summary]  # fmt: skip
+    found = [(m.label, r.summary.per_class.recall) for m, r in zip(group.methods, group.records, strict=True)
+             if r.summary.per_class]  # fmt: skip
     if not found:
         return None
     values = np.array([[np.nan if v is None else 100 * v for v in recalls] for _, recalls in found])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cwfed.config import Config
-from cwfed.folder import flat
+from cwfed.federation.config import Config
+from cwfed.federation.settings import flat
 from cwfed.reproduce.spec import Setup
 
 SECTIONS = ("data", "model", "train")

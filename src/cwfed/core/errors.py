@@ -1,0 +1,82 @@
+"""What goes wrong, said in one sentence: every error here is meant to be read by the user as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MOST_TEXT = 2000
+"""Characters of a sentence that may hold text from outside."""
+MOST_NAME = 100
+"""The same of a name: a class, a column, a folder."""
+MOST_NAMES = 100
+"""How many names a sentence lists."""
+_JOINERS = "\u200c\u200d"
+"""Not printable by themselves, but Persian, Hindi and emoji are written with them."""
+
+
+def plain(text: str, most: int = MOST_TEXT, keep: str = "") -> str:
+    """Text from outside as it may reach a terminal, a log or an event: one line, no control characters, not without end.
+
+    What is too long loses its middle: both what is wrong and what to do about it stay.
+
+    >>> plain("red \\x1b[31m and\\na line")
+    'red �[31m and a line'
+    >>> plain("0123456789", 7)
+    '01 … 89'
+    """
+    if len(text) > most:
+        head = (most - 3) * 2 // 3
+        text = f"{text[:head]} … {text[len(text) - (most - 3 - head) :]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep or c in _JOINERS else " " if c.isspace() else "�" for c in text)
+
+
+class CwfedError(Exception):
+    """Something the user can mend; the command line prints it without a traceback.
+
+    The sentence may hold what others wrote (names of columns, of tensors, a node's reason): it is made plain here.
+    """
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(plain(str(sentence)))
+
+
+class ConfigError(CwfedError):
+    """A setting is unknown, impossible or contradicts another."""
+
+
+class DataError(CwfedError):
+    """A data set is missing, damaged or does not have the shape it should have."""
+
+
+class RunError(CwfedError):
+    """A run cannot start, go on or be read: folder in use, foreign checkpoint, diverged training."""
+
+
+class Interrupted(CwfedError):
+    """Ctrl-C, with a word on how to go on."""
+
+
+class RenamedSetting(FutureWarning):
+    """A setting was given by its former name, which still works; the command line prints it as a note."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error sentence about an unknown name: the nearest names, or all of them.
+
+    >>> did_you_mean("fedvag", ["fedavg", "local"])
+    'did you mean fedavg?'
+    >>> did_you_mean("heat", ["heatmaps-a", "heatmaps-b", "memory"])
+    'did you mean heatmaps-a or heatmaps-b?'
+    """
+    names = sorted(plain(name, MOST_NAME) for name in known)
+    word = word[:MOST_NAME]
+    near = [name for name in names if word and word in name][:3] or get_close_matches(
+        word, names[: 10 * MOST_NAMES], n=3, cutoff=0.5
+    )
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"known: {', '.join(names[:MOST_NAMES])}{more}"
