@@ -34,10 +34,13 @@ def cwfed(*arguments, cwd, code=0, env=None):
 def test_run_prints_a_table_and_says_where_everything_is(tmp_path):
     done = cwfed("run", *SMALL, cwd=tmp_path)
     assert "best on test" in done.stdout
-    assert "runs/digits-cwfedavg-0" in done.stdout
+    assert "runs/digits-cwfedavg-0: summary.json, config.toml, events.jsonl, models\n" in done.stdout
     assert done.stderr == ""  # quiet when not on a terminal
     assert (tmp_path / "runs" / "digits-cwfedavg-0" / "summary.json").exists()
-    cwfed("run", *SMALL, cwd=tmp_path)
+    done = cwfed("run", *SMALL, "--set=run.save_models=none", cwd=tmp_path)
+    assert (
+        "runs/digits-cwfedavg-0.2: summary.json, config.toml, events.jsonl\n" in done.stdout
+    )  # no models were written
     assert (tmp_path / "runs" / "digits-cwfedavg-0.2" / "summary.json").exists()
 
 

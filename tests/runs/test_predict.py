@@ -129,6 +129,10 @@ def test_what_cannot_be_loaded(tmp_path):
     cwfed.run(small("run.save_models=none"), tmp_path / "none")
     with pytest.raises(RunError, match=r'run\.save_models = "none"\): cwfed run --resume --set run\.save_models=all'):
         cwfed.load_model(tmp_path / "none", client=0)
+    cwfed.run(small(), tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone" / "models")
+    with pytest.raises(RunError, match=r"or their folder was removed\): .*--out \S*gone writes them"):
+        cwfed.load_model(tmp_path / "gone", client=0)
     cwfed.run(small(), tmp_path / "run")
     with pytest.raises(RunError, match="no model of client 99: its clients are 0 to 5"):
         cwfed.load_model(tmp_path / "run", client=99)

@@ -58,9 +58,9 @@ def run(
         print(summary.to_json())
         return
     print_summary(summary)
-    out.print(
-        f"\nEverything is in [bold]{escape(str(folder))}[/bold]: summary.json, config.toml, events.jsonl, models"
-    )
+    names = ("summary.json", "config.toml", "events.jsonl", "models")
+    there = ", ".join(name for name in names if (folder / name).exists())  # models may be too large to save
+    out.print(f"\nEverything is in [bold]{escape(str(folder))}[/bold]: {there}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,12 +143,12 @@ def _why_no_models(folder: RunFolder) -> str:
         return f"{folder.path} is not finished, and models are saved at the end: cwfed run --resume goes on with it"
     reason = {
         "none": 'run.save_models = "none"',
-        "auto": 'they are larger than run.save_models = "auto" writes',
+        "auto": 'they are larger than run.save_models = "auto" writes, or their folder was removed',
         "all": "their folder was removed",
     }[folder.config().run.save_models]
     return (
         f"the models of the run in {folder.path} are not there ({reason}): "
-        "cwfed run --resume --set run.save_models=all --out with its folder writes them"
+        f"cwfed run --resume --set run.save_models=all --out {shlex.quote(str(folder.path))} writes them"
     )
 
 
