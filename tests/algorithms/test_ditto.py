@@ -12,7 +12,7 @@ from cwfed.core.types import Batch, Output, Start
 from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])

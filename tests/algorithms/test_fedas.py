@@ -15,7 +15,7 @@ from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
 from tests.conftest import bench_of, finish, leaves
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 PLAIN = ("algorithm.align_epochs=0", "algorithm.weights=samples")
 
 

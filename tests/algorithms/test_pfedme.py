@@ -17,7 +17,7 @@ from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
 from tests.conftest import bench_of, finish, leaves
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
 
 

@@ -67,7 +67,7 @@ def test_every_algorithm_like_the_loop(name):
 @pytest.mark.parametrize(
     "settings",
     [
-        ("train.participation=0.5", "train.dropout=0.2", "data.clients=12"),
+        ("train.participation=0.5", "train.client_dropout=0.2", "data.clients=12"),
         ("train.epochs=3",),
         ("train.batch_size=40", "data.clients=20"),  # most clients are smaller than a batch
         ("algorithm.layers=all", "data.partition=dirichlet", "data.alpha=0.3"),

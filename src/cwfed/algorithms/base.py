@@ -151,6 +151,12 @@ class Algorithm(Protocol[S]):
     def shown(self, params: Params) -> Params:
         """The network that is the client's personal model after training, from what it trained (or from what it keeps)."""
 
+    def predictor(self, params: Params, class_counts: Sequence[float], task: Task) -> Params:
+        """The network with which a client of these class counts predicts, from its model.
+
+        It is what is measured and saved; what is trained and sent is the model itself.
+        """
+
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
         """What is added to the cross-entropy of a batch."""
 

@@ -109,11 +109,15 @@ class Blueprint:
         seen = {n: w for n, w in kept.items() if n not in self.local_statistics and not n.startswith(OPTIMIZER)}
         return seen or {name: self.initial[name] for name in self.kept_names} or None
 
-    def own_model(self, kept: Params) -> Params | None:
+    def own_model(self, kept: Params, class_counts: Sequence[float]) -> Params | None:
         """The personal model that a client keeps, with its statistics; None where it has none of its own (yet)."""
         if not kept or not self.has_own_models:
             return None
-        return self.algorithm.shown({n: kept[n] for n in (*self.kept_names, *self.local_statistics)})
+        return self.after_training({n: kept[n] for n in (*self.kept_names, *self.local_statistics)}, class_counts)
+
+    def after_training(self, trained: Params, class_counts: Sequence[float]) -> Params:
+        """What a client predicts with, from what it trained."""
+        return self.algorithm.predictor(self.algorithm.shown(trained), class_counts, self.task)
 
     def sent_forms(self) -> dict[str, Form]:
         """What the tensors of a model that is sent look like."""

@@ -13,12 +13,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
 from cwfed.core.plugins import load_object, why
+from cwfed.core.shape import InputShape
 from cwfed.core.types import Norm, Params, Task
 from cwfed.models.cnn import CNN
 from cwfed.models.fasttext import FastText
 from cwfed.models.mlp import MLP
 from cwfed.models.resnet18 import ResNet18
-from cwfed.models.shape import InputShape
 
 Builder = Callable[..., nn.Module]
 
