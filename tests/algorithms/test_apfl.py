@@ -13,7 +13,7 @@ from cwfed.core.types import Batch, Output, Start
 from cwfed.engine.worker import batches
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import tiny
-from tests.conftest import finish, leaves
+from tests.conftest import bench_of, finish, leaves
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
@@ -117,7 +117,7 @@ def test_alpha_moves_in_the_first_batch_of_a_round_and_not_where_v_is_w(engine):
     before, _ = next(rounds)
     assert all(float(kept[ALPHA]) == 0.5 for kept in before.kept.values())
     expected = {}
-    bench, how = simulation.engine._benches[0], simulation.engine.how
+    bench, how = bench_of(simulation), simulation.engine.job.how
     for client in (0, 3):
         visit = simulation.visit(client, before.kept[client])
         start = simulation.algorithm.begin(

@@ -16,7 +16,7 @@ from cwfed.engine.worker import batches
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import tiny
-from tests.conftest import finish, leaves
+from tests.conftest import bench_of, finish, leaves
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
@@ -102,7 +102,7 @@ def test_with_an_inner_step_it_is_another_method(engine):
 def test_as_many_steps_as_fedavg():
     simulation = Simulation(tiny("algorithm.name=per-fedavg", "train.epochs=3"))
     simulation.close()
-    ((one,), how) = simulation.algorithm.passes("training", simulation.task, Start({})), simulation.engine.how
+    ((one,), how) = simulation.algorithm.passes("training", simulation.task, Start({})), simulation.engine.job.how
     assert (one.batch_size, one.epochs) == (20, 6)
     for samples in (40, 100):
         rng = stream(0, "shuffle")
@@ -127,11 +127,11 @@ def test_what_is_measured_is_one_step_on_a_batch_of_training_data_from_what_was_
     for progress, _ in simulation.rounds(simulation.start()):
         pass
     model = simulation.final_model(progress, 2)
-    (one,), how = simulation.algorithm.passes("test", simulation.task, Start({})), simulation.engine.how
+    (one,), how = simulation.algorithm.passes("test", simulation.task, Start({})), simulation.engine.job.how
     own = simulation.federation.shards[2].train
     (chosen,) = batches(len(own), how, one, stream(how.seed, "shuffle, test 0", 3, 2))
     assert len(chosen) == 10
-    bench, received = simulation.engine._benches[0], progress.server["model"]
+    bench, received = bench_of(simulation), progress.server["model"]
     at = {name: w.clone().requires_grad_() for name, w in received.items()}
     inputs, labels = bench.samples.batch(own[chosen])
     loss = torch.nn.functional.cross_entropy(bench.network(at, inputs).logits, labels)
@@ -151,7 +151,7 @@ def test_more_tuning_steps_than_batches():
     simulation = Simulation(tiny("algorithm.name=per-fedavg", "algorithm.tuning_steps=100"))
     simulation.close()
     (one,) = simulation.algorithm.passes("test", simulation.task, Start({}))
-    assert len(batches(40, simulation.engine.how, one, stream(0, "shuffle"))) == 100
+    assert len(batches(40, simulation.engine.job.how, one, stream(0, "shuffle"))) == 100
 
 
 @pytest.mark.parametrize("policy", ["average", "local"])
@@ -161,7 +161,7 @@ def test_the_tuning_leaves_nothing_behind_and_inner_steps_move_no_statistics(pol
     rarely, _ = run(*norm, "run.evaluate_every=2")
     assert leaves(to_tree(often)) == leaves(to_tree(rarely))
     simulation = Simulation(tiny("algorithm.name=per-fedavg", *norm))
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     bench.load(simulation.initial | simulation.local_statistics)
     bench.model.train()
     batch = Batch(*bench.samples.batch(simulation.federation.shards[0].train[:20]), lr=0.05)

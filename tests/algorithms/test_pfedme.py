@@ -15,7 +15,7 @@ from cwfed.core.types import Batch, Output, Start, Uploads
 from cwfed.engine import Candidate, Visit
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
-from tests.conftest import finish, leaves
+from tests.conftest import bench_of, finish, leaves
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
@@ -175,7 +175,7 @@ def test_running_statistics_move_once_a_batch(policy):
     simulation = Simulation(
         tiny("algorithm.name=pfedme", "run.engine=loop", *BATCH_NORM, f"train.batch_norm={policy}")
     )
-    bench, algorithm = simulation.engine._benches[0], simulation.algorithm
+    bench, algorithm = bench_of(simulation), simulation.algorithm
     bench.load(simulation.initial | simulation.local_statistics)
     bench.model.train()
     batch = Batch(*bench.samples.batch(simulation.federation.shards[0].train[:10]), lr=0.05)
