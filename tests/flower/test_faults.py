@@ -503,6 +503,7 @@ HOSTILE = {
     "a huge loss": lambda grid, r: with_metric(r, loss=1.7e308),
     "a huge penalty": lambda grid, r: with_metric(r, penalty=-1.7e308),
     "a loss that is nearly huge": lambda grid, r: with_metric(r, loss=1e100, **{"received-loss": 1e100}),
+    "a held-out loss that is huge": lambda grid, r: with_metric(r, **{"received-held-out-loss": 1.7e308}),
     "test samples without end": lambda grid, r: with_sizes(r, test=10**15),
     "validation samples without end": lambda grid, r: with_sizes(r, validation=10**15),
     "nothing at all": lambda grid, r: Message(RecordDict(), reply_to=asked(grid, r)),
