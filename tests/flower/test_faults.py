@@ -184,6 +184,29 @@ def test_a_round_that_nobody_answers_is_tried_again_and_then_given_up(tmp_path):
         carry_out(strategy, grid)
 
 
+class Many(Loopback):
+    """A thousand nodes: one call for an answer takes 10 ms, and one node after the other answers, one a tenth of a second."""
+
+    calls = 0
+
+    def pull_messages(self, message_ids):
+        self.calls += 1
+        strategies.time.sleep(0.01)
+        ready = [number for number in message_ids if int(number) <= 10 * strategies.time.monotonic()]
+        return [Message(RecordDict(), reply_to=self.told[int(number)]) for number in ready]
+
+
+def test_many_nodes_are_asked_for_answers_without_taking_the_server_s_time(tmp_path):
+    """A look asks each that is waited for: looks with the same pause after each would be calls without a break."""
+    plan = plan_of(config(), 2, timeout=600.0)
+    grid = Many(plan, tmp_path)
+    sent = [Message(RecordDict(), dst_node_id=node, message_type="train", group_id="1") for node in range(1, 1001)]
+    assert len(PersonalisedStrategy(plan).exchange(grid, sent)) == 1000
+    passed = strategies.time.monotonic()
+    assert 100 <= passed < 110, "the last answer comes after 100 s; the fewer are waited for, the sooner is the next look"
+    assert grid.calls * 0.01 < 0.3 * passed, "the rest of the time is a break"
+
+
 def test_the_last_evaluation_must_be_answered(tmp_path):
     strategy, grid = federation(tmp_path)
     tries = []

@@ -50,6 +50,9 @@ NOTHING = ArrayRecord(), ConfigRecord()
 """Flower's steps are handed a common model and settings, which there are none of."""
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+RESTS = 3
+"""A look asks once for every node that is waited for, so with many of them it takes long; the pause after it is at least so many
+times as long, and the SuperLink has time for the nodes."""
 ACCOUNTS = (
     "a federation: the noise is each node's own, and epsilon is what its own account said with its last update; rounds whose "
     "answer was lost cost too and are in that account only"
@@ -235,11 +238,12 @@ class PersonalisedStrategy(Strategy):
         replies: list[Message] = []
         pause = LEAST_PAUSE
         while waiting and time.monotonic() < until:
+            began = time.monotonic()
             found = replies_of.pull(grid, waiting)
             replies += found.values()
             waiting = {number: message for number, message in waiting.items() if number not in found}
             pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)
-            self._sleep(pause if waiting else 0)
+            self._sleep(max(pause, RESTS * (time.monotonic() - began)) if waiting else 0)
         return replies
 
     def _push(self, grid: Grid, messages: list[Message]) -> dict[str, Message]:
