@@ -203,7 +203,9 @@ def test_many_nodes_are_asked_for_answers_without_taking_the_server_s_time(tmp_p
     sent = [Message(RecordDict(), dst_node_id=node, message_type="train", group_id="1") for node in range(1, 1001)]
     assert len(PersonalisedStrategy(plan).exchange(grid, sent)) == 1000
     passed = strategies.time.monotonic()
-    assert 100 <= passed < 110, "the last answer comes after 100 s; the fewer are waited for, the sooner is the next look"
+    assert 100 <= passed < 110, (
+        "the last answer comes after 100 s; the fewer are waited for, the sooner is the next look"
+    )
     assert grid.calls * 0.01 < 0.3 * passed, "the rest of the time is a break"
 
 
