@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import shlex
 import ssl
 import stat
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -23,7 +27,10 @@ from flwr.supercore.fab import Fab as StoredFab
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 from flwr.supernode.start_client_internal import _verify_fab
+from typer.main import get_command
 
+import cwfed
+from cwfed.cli import app
 from cwfed.errors import CwfedError, RunError
 from cwfed.events import Note, Round
 from cwfed.flower import PersonalisedStrategy, gate, keys, logs, programs, status
@@ -35,7 +42,7 @@ from cwfed.flower.server import run_federation
 from cwfed.flower.service import Node, Server, unit
 from cwfed.folder import RunFolder
 from tests import processes
-from tests.conftest import leaves, small
+from tests.conftest import ROOT, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
 
@@ -137,17 +144,53 @@ def test_a_deployment_keeps_secrets_where_they_belong(deployed):
     public = Node(deployed / "nodes" / "clinic-1").new_key()
     assert stat.S_IMODE(public.with_suffix("").stat().st_mode) == 0o600
     load_ssh_private_key(public.with_suffix("").read_bytes(), None)
-    assert json.loads((deployed / "compose.yaml").read_text())["services"]["clinic-2"]["restart"] == "always"
+
+
+def test_the_containers_start_commands_that_exist_on_folders_that_are_there(tmp_path, deployed):
+    """A node may be called anything, also like the server. (The file was checked once against the schema of the Compose
+    Specification; no container was ever started.)"""
+    deploy(tmp_path / "study", tmp_path / "other", "localhost:1", ["server"])
+    for out, names in (
+        (deployed, {"server", "node-clinic-1", "node-clinic-2"}),
+        (tmp_path / "other", {"server", "node-server"}),
+    ):
+        services = yaml.safe_load((out / "compose.yaml").read_text())["services"]
+        assert services.keys() == names
+        for service in services.values():
+            assert service.keys() == {"build", "command", "volumes", "network_mode", "restart"}
+            assert (service["restart"], service["network_mode"]) == ("always", "host")
+            program, *words, folder = service["command"]
+            at = get_command(app)
+            for word in words:
+                at = at.commands[word]
+            assert (program, [parameter.param_type_name for parameter in at.params]) == ("cwfed", ["argument"])
+            (mounted,) = service["volumes"]
+            here, there = mounted.split(":")
+            assert there == folder
+            settings = (out / here / "server.toml").exists(), (out / here / "node.toml").exists()
+            assert settings == (words[-1] == "serve", words[-1] == "join")
+            assert (out / service["build"] / "Dockerfile").exists()
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f'"cwfed[flower]=={cwfed.__version__}"' in (deployed / "Dockerfile").read_text()
+    assert "flower" in version["optional-dependencies"]
 
 
 @pytest.mark.skipif(not Path("/usr/bin/systemd-analyze").exists(), reason="systemd is not installed")
-def test_the_units_are_good_systemd(deployed):
-    units = [deployed / "cwfed-serve.service", deployed / "cwfed-join.service"]
-    for path, folder in zip(units, ("server", "nodes/clinic-1"), strict=True):
-        path.write_text(unit(deployed / folder))
+@pytest.mark.parametrize("name", ["federation", '100 % "of" $HOME \\ all'])
+def test_the_units_are_good_systemd(deployed, name):
+    """Checked by systemd itself; and the command, as systemd would split it, is the program on the folder."""
+    where = deployed.rename(deployed.with_name(name))
+    units = [where.parent / "cwfed-serve.service", where.parent / "cwfed-join.service"]
+    for path, folder, word in zip(units, ("server", "nodes/clinic-1"), ("serve", "join"), strict=True):
+        text = unit(where / folder)
+        path.write_text(text)
+        assert "Restart=always" in text
+        (line,) = [line.removeprefix("ExecStart=") for line in text.splitlines() if line.startswith("ExecStart=")]
+        program, *words = [part.replace("%%", "%").replace("$$", "$") for part in shlex.split(line)]
+        assert words == ["flower", word, str(where / folder)]
+        assert os.access(program, os.X_OK)
     done = processes.run(["systemd-analyze", "verify", *units])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert all("Restart=always" in path.read_text() for path in units)
 
 
 def test_a_new_certificate_is_of_the_same_authority(deployed):
