@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import shlex
 import ssl
 import stat
@@ -33,9 +34,11 @@ import cwfed
 from cwfed.cli import app
 from cwfed.errors import CwfedError, RunError
 from cwfed.events import Note, Round
+from cwfed.experiment import deal
 from cwfed.flower import PersonalisedStrategy, gate, keys, logs, programs, status
 from cwfed.flower.deploy import certify, deploy, sign
 from cwfed.flower.gate import Gate, signatures_of
+from cwfed.flower.local import LocalFederation
 from cwfed.flower.programs import Programs, free_port
 from cwfed.flower.project import bundle_of, read_plan, write_project
 from cwfed.flower.server import run_federation
@@ -362,6 +365,7 @@ def recorded(tmp_path, *settings: str, out: str = "run", **section) -> RunFolder
 
 
 def test_a_federation_says_when_and_who(tmp_path, caplog, monkeypatch):
+    logs.show()
     monkeypatch.setattr(logs.log, "propagate", True)
     strategy, grid = federation(tmp_path)
     lost = list(grid.nodes)[1]
@@ -412,6 +416,36 @@ def test_status_of_a_server_that_is_not_running(deployed):
     assert json.loads(done.stdout)["nodes"] == {}
 
 
+def test_status_names_what_needs_an_operator(tmp_path, deployed, monkeypatch):
+    """A server that runs, as far as its ports say: who is away, a certificate that ends, a round that changed nothing."""
+    server = Server(deployed / "server")
+    run_folder = recorded(tmp_path, "guard.least=4", out="out/server/run")
+    (server.folder / "wanted").write_text("now")
+    (server.folder / "admitted.json").write_text(json.dumps({"clinic-1": {"node": 5}, "clinic-2": {"node": 6}}))
+    monkeypatch.setattr(status, "answers", lambda port: True)
+    monkeypatch.setattr(Server, "node_states", lambda self: {"5": "online", "6": "offline"})
+    monkeypatch.setattr(keys, "days_left", lambda path: 29.0)
+    found = status.health(server)
+    assert found.nodes == {"clinic-1": "online", "clinic-2": "offline"}
+    assert found.problems == [
+        "not connected: clinic-2",
+        "the certificate ends in 29 days: cwfed flower certify",
+        "round 3 changed nothing: 3 good updates, and guard.least = 4",
+    ]
+    assert f"round 3 of 3 done at {found.at}" in "".join(found.lines())
+    assert found.at == [e.at for e in run_folder.events() if isinstance(e, Round)][-1]
+    monkeypatch.setattr(keys, "days_left", lambda path: 31.0)
+    (server.folder / "wanted").unlink()
+    assert status.health(server).problems == [], "nobody wants a run now"
+
+
+def test_a_line_of_the_log_has_the_time(capsys, monkeypatch):
+    monkeypatch.setattr(logs.log, "handlers", [])
+    logs.show()
+    logs.log.warning("hello")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ WARNING hello\n", capsys.readouterr().err)
+
+
 # --- what is written
 
 
@@ -422,3 +456,14 @@ def test_new_projects_have_guards_for_strangers(tmp_path):
     plans = [read_plan(tmp_path / name) for name in ("one", "two")]
     assert all(plan.federation.pin for plan in plans)
     assert [(p.config.guard.norm_bound, p.config.guard.most_samples) for p in plans] == [(2.0, 10_000), (5.0, 77)]
+
+
+def test_a_trial_federation_has_the_same_guards(tmp_path):
+    """A client may claim twice what the largest one has: 1,797 digits for two, less those kept apart."""
+    made = LocalFederation.prepare(tmp_path / "trial", small(), 2)
+    written = read_plan(tmp_path / "trial" / "app")
+    largest = max(len(shard.train) for shard in deal(made.plan.config).shards.values())
+    for plan in (made.plan, written):
+        assert plan.federation.pin
+        assert "pin" in plan.federation.model_fields_set
+        assert (plan.config.guard.norm_bound, plan.config.guard.most_samples) == (2.0, 2 * largest)
