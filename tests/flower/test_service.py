@@ -22,6 +22,7 @@ import yaml
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
 from flwr.supercore.fab import Fab as StoredFab
@@ -202,7 +203,11 @@ def test_a_new_certificate_is_of_the_same_authority(deployed):
     certify(deployed)
     assert (server / "server.crt").read_bytes() != before
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=server / "ca.crt")
-    context.load_cert_chain(server / "server.crt", server / "server.key")
+    context.load_cert_chain(server / "server.crt", server / "server.key")  # they belong together
+    made, authority = (
+        x509.load_pem_x509_certificate((server / f"{name}.crt").read_bytes()) for name in ("server", "ca")
+    )
+    made.verify_directly_issued_by(authority)
     assert keys.days_left(server / "server.crt") == pytest.approx(365, abs=1)
 
 
