@@ -13,10 +13,10 @@ import sys
 import torch
 
 from cwfed.algorithms.cfl import CFL
-from cwfed.compare import with_algorithm
-from cwfed.config import with_settings
+from cwfed.federation.config import with_settings
+from cwfed.federation.simulation import Simulation
 from cwfed.reproduce.spec import Row, Setup
-from cwfed.simulation import Simulation
+from cwfed.runs.compare import with_algorithm
 
 
 class Watched(CFL):

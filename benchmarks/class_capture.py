@@ -19,10 +19,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 import cwfed
-from cwfed import config as configs
-from cwfed.errors import RunError
-from cwfed.events import Round
-from cwfed.folder import RunFolder
+from cwfed.core.errors import RunError
+from cwfed.core.events import Round
+from cwfed.federation import config as configs
+from cwfed.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 COMMON = ["run.save_models=none", "run.evaluate_every=5", "adversary.clients=1", "train.lr=0.05"]

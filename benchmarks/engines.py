@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import statistics
 
-from cwfed import config as configs
-from cwfed.simulation import Simulation
+from cwfed.federation import config as configs
+from cwfed.federation.simulation import Simulation
 
 ENGINES = ("loop", "threads", "vmap")
 MODELS = (("mlp", 128), ("mlp", 512), ("mlp", 1024), ("mlp", 2600), ("cnn", 512))

@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 import cwfed.flower  # first: turns Flower's usage reports off
-from cwfed import config as configs
+from cwfed.federation import config as configs
 from cwfed.flower import Plan, client_app, server_app
 from cwfed.flower.plan import FederationSection
-from cwfed.folder import RunFolder
+from cwfed.runs.folder import RunFolder
 
 CLIENTS, DELTA = 10, 1e-5
 SETTINGS = ["train.rounds=20", "train.lr=0.05", "run.engine=loop", "run.evaluate_every=1", f"data.clients={CLIENTS}"]

@@ -12,10 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cwfed import config as configs
-from cwfed import session
-from cwfed.events import Round
-from cwfed.folder import RunFolder
+from cwfed.core.events import Round
+from cwfed.federation import config as configs
+from cwfed.runs import session
+from cwfed.runs.folder import RunFolder
 
 
 def seconds(clients: int, backend: str) -> float:

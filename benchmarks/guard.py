@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from cwfed import config as configs
-from cwfed.simulation import Simulation
+from cwfed.federation import config as configs
+from cwfed.federation.guard import Guard
+from cwfed.federation.simulation import Simulation
 
 WORKLOADS = {
     "MLP, digits": ["model.name=mlp"],
@@ -25,28 +26,29 @@ WORKLOADS = {
 CIFAR10 = {"CNN, CIFAR-10, 4,000 samples": ["data.name=cifar10", "data.samples=4000", "model.name=cnn"]}
 
 
-class Timed(Simulation):
+class Timed(Guard):
     """Adds up the CPU seconds of checking."""
 
     checking = 0.0
 
-    def _refused(self, *given):
+    def problems(self, *given):
         began = time.process_time()
-        found = super()._refused(*given)
-        self.checking += time.process_time() - began
+        found = super().problems(*given)
+        Timed.checking += time.process_time() - began
         return found
 
 
 def share(settings: Sequence[str], rounds: int) -> tuple[float, float]:
     """CPU seconds of a round, and the share of checking; without the first rounds, and the last, which has a portrait."""
-    simulation = Timed(configs.load(None, [f"train.rounds={rounds}", *settings]), os.environ.get("CWFED_DATA"))
+    simulation = Simulation(configs.load(None, [f"train.rounds={rounds}", *settings]), os.environ.get("CWFED_DATA"))
+    simulation.guard = Timed(**vars(simulation.guard))
     seconds, shares = [], []
-    began, checked = time.process_time(), 0.0
+    began, checked = time.process_time(), Timed.checking
     for _ in simulation.rounds(simulation.start()):
         now = time.process_time()
         seconds.append(now - began)
-        shares.append((simulation.checking - checked) / (now - began))
-        began, checked = now, simulation.checking
+        shares.append((Timed.checking - checked) / (now - began))
+        began, checked = now, Timed.checking
     simulation.close()
     middle = slice(rounds // 3, -1)
     return statistics.median(seconds[middle]), statistics.median(shares[middle])

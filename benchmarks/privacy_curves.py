@@ -14,10 +14,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import cwfed
-from cwfed import config as configs
+from cwfed.federation import config as configs
+from cwfed.report.audit import audit, picture
 from cwfed.report.figures import save
-from cwfed.report.privacy import audit, picture
-from cwfed.report.runs import RunRecord, collect, read_run
+from cwfed.report.finished import RunRecord, collect, read_run
 from cwfed.report.style import COLOURS, MARKERS
 from cwfed.report.tables import markdown_table
 

@@ -11,9 +11,9 @@ from functools import cache
 
 import numpy as np
 
-from cwfed import config as configs
 from cwfed.data import Dataset
-from cwfed.simulation import Simulation
+from cwfed.federation import config as configs
+from cwfed.federation.simulation import Simulation
 
 
 @cache

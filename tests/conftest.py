@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cwfed import config as configs
-from cwfed.config import Config
-from cwfed.engine import precision
-from cwfed.rounds import Progress
-from cwfed.simulation import Simulation
+from cwfed.algorithms import FedAvg
+from cwfed.engine import Choice, Loop, choose, precision
+from cwfed.engine.worker import Bench
+from cwfed.federation import config as configs
+from cwfed.federation.config import Config
+from cwfed.federation.rounds import Progress
+from cwfed.federation.simulation import Simulation
 
 os.environ.pop("COLUMNS", None)  # xdist's workers have one: what is printed would be as narrow as their terminal
 
@@ -56,6 +59,20 @@ def finish(simulation: Simulation, progress: Progress | None = None):
         return progress, events
     finally:
         simulation.close()
+
+
+def bench_of(simulation: Simulation) -> Bench:
+    """Where an engine of one worker trains its clients."""
+    engine = simulation.engine
+    return (engine if isinstance(engine, Loop) else engine._loop).worker.bench
+
+
+def use_algorithm(simulation: Simulation, algorithm: FedAvg) -> None:
+    """Go on with another algorithm, on an engine of the same kind."""
+    job, name = simulation.engine.job, simulation.engine.name
+    simulation.engine.close()
+    simulation.algorithm = algorithm
+    simulation.engine = choose(replace(job, algorithm=algorithm), Choice(name))
 
 
 def leaves(tree) -> dict[str, object]:

@@ -14,9 +14,8 @@ import typer
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from cwfed import console
-from cwfed.cli import app
-from cwfed.events import PhaseResult, Round, Started
+from cwfed.cli import app, console
+from cwfed.core.events import PhaseResult, Round, Started
 from cwfed.report import tables
 from tests import processes
 from tests.conftest import ROOT

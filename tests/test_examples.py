@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cwfed import config as configs
+from cwfed.federation import config as configs
 from tests import processes
 from tests.conftest import ROOT
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cwfed import session
 from cwfed.algorithms import FedAvg
-from cwfed.errors import RunError
-from cwfed.report import privacy
-from cwfed.report.runs import read_run
-from cwfed.simulation import Simulation
-from cwfed.types import Download, Start
+from cwfed.core.errors import RunError
+from cwfed.core.types import Download, Start
+from cwfed.federation.simulation import Simulation
+from cwfed.report import audit
+from cwfed.report.finished import read_run
+from cwfed.runs import session
 from tests.conftest import finish, small
-from tests.test_session import interrupt_after
+from tests.runs.test_session import interrupt_after
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def test_a_part_of_the_model_may_travel(engine, tmp_path):
     assert whole["accuracy"]["trained"]["last"] > 0.5
     first = 6 * 4 * (64 * 16 + 16)  # six clients, the first layer, float32
     assert whole["traffic"] == {"down": 3 * first, "up": 3 * first}
-    (left_out,) = privacy.audit([read_run(tmp_path / "run")])[1]
+    (left_out,) = audit.audit([read_run(tmp_path / "run")])[1]
     assert "hold neither the output layer nor class counts" in left_out.why
 
 

@@ -15,7 +15,7 @@ import resource, torch
 from cwfed.algorithms import CwFedAvg
 from cwfed.models import build, parameters_of, task_of
 from cwfed.models.shape import InputShape
-from cwfed.types import Uploads
+from cwfed.core.types import Uploads
 
 model = build("resnet18", InputShape((3, 64, 64)), 1000, {})
 task = task_of(model, 20, 1000)
@@ -39,11 +39,12 @@ def test_a_thousand_classes_of_resnet18_aggregate_within_4_gib():
 
 MANY_CLIENTS = """
 import json, sys, numpy as np, torch
-from cwfed import data, memory
+from cwfed import data
+from cwfed.runs import memory
 from cwfed.data import Dataset
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import nbytes
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from cwfed.core.types import nbytes
 from tests.conftest import finish, leaves, small
 
 clients, rng = int(sys.argv[1]), np.random.default_rng(0)

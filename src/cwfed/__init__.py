@@ -14,40 +14,40 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from cwfed.algorithms import CwFedAvg, FedAvg
-    from cwfed.config import Config
-    from cwfed.config import load as load_config
+    from cwfed.core.errors import CwfedError
+    from cwfed.core.metrics import Metric
+    from cwfed.core.types import Batch, Download, Form, Loss, Output, Pass, Start, Task, Uploads
     from cwfed.data import Dataset
-    from cwfed.errors import CwfedError
-    from cwfed.metrics import Metric
+    from cwfed.federation.config import Config
+    from cwfed.federation.config import load as load_config
+    from cwfed.federation.simulation import Simulation
     from cwfed.models import attach, holder
-    from cwfed.predict import PersonalModel, load_model
-    from cwfed.session import run
-    from cwfed.simulation import Simulation
-    from cwfed.types import Batch, Download, Form, Loss, Output, Pass, Start, Task, Uploads
+    from cwfed.runs.predict import PersonalModel, load_model
+    from cwfed.runs.session import run
 
 _PUBLIC = {
-    "Batch": ("cwfed.types", "Batch"),
-    "Config": ("cwfed.config", "Config"),
+    "Batch": ("cwfed.core.types", "Batch"),
+    "Config": ("cwfed.federation.config", "Config"),
     "CwFedAvg": ("cwfed.algorithms", "CwFedAvg"),
-    "CwfedError": ("cwfed.errors", "CwfedError"),
+    "CwfedError": ("cwfed.core.errors", "CwfedError"),
     "Dataset": ("cwfed.data", "Dataset"),
-    "Download": ("cwfed.types", "Download"),
+    "Download": ("cwfed.core.types", "Download"),
     "FedAvg": ("cwfed.algorithms", "FedAvg"),
-    "Form": ("cwfed.types", "Form"),
-    "Loss": ("cwfed.types", "Loss"),
-    "Metric": ("cwfed.metrics", "Metric"),
-    "Output": ("cwfed.types", "Output"),
-    "Pass": ("cwfed.types", "Pass"),
-    "PersonalModel": ("cwfed.predict", "PersonalModel"),
-    "Simulation": ("cwfed.simulation", "Simulation"),
-    "Start": ("cwfed.types", "Start"),
-    "Task": ("cwfed.types", "Task"),
-    "Uploads": ("cwfed.types", "Uploads"),
+    "Form": ("cwfed.core.types", "Form"),
+    "Loss": ("cwfed.core.types", "Loss"),
+    "Metric": ("cwfed.core.metrics", "Metric"),
+    "Output": ("cwfed.core.types", "Output"),
+    "Pass": ("cwfed.core.types", "Pass"),
+    "PersonalModel": ("cwfed.runs.predict", "PersonalModel"),
+    "Simulation": ("cwfed.federation.simulation", "Simulation"),
+    "Start": ("cwfed.core.types", "Start"),
+    "Task": ("cwfed.core.types", "Task"),
+    "Uploads": ("cwfed.core.types", "Uploads"),
     "attach": ("cwfed.models", "attach"),
     "holder": ("cwfed.models", "holder"),
-    "load_config": ("cwfed.config", "load"),
-    "load_model": ("cwfed.predict", "load_model"),
-    "run": ("cwfed.session", "run"),
+    "load_config": ("cwfed.federation.config", "load"),
+    "load_model": ("cwfed.runs.predict", "load_model"),
+    "run": ("cwfed.runs.session", "run"),
 }
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cwfed.types import Task, Uploads
+from cwfed.core.types import Task, Uploads
 
 
 def task(clients: int, classes: int = 2, parameters: tuple[str, ...] = ("w",)) -> Task:
@@ -24,12 +24,17 @@ def model(*values: float) -> dict[str, torch.Tensor]:
 class Client:
     """A client whose loss of a model is what a function says."""
 
-    def __init__(self, loss=None, counts=(1.0, 1.0), means=None) -> None:
+    output = "layer"
+
+    def __init__(self, loss=None, counts=(1.0, 1.0), means=None, moments=None) -> None:
         self.class_counts = torch.tensor(counts)
-        self._loss, self._means = loss, means
+        self._loss, self._means, self._moments = loss, means, moments
 
     def losses(self, models, part):
         return torch.tensor([float(self._loss(m["w"])) for m in models], dtype=torch.float64)
 
     def class_means(self, params):
         return self._means
+
+    def class_moments(self, params):
+        return self._moments(params)

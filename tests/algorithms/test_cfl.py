@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cwfed import mixing
 from cwfed.algorithms.cfl import CFL
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, uploads
 from tests.conftest import finish, leaves, small
 

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-from cwfed import mixing
 from cwfed.algorithms import CwFedAvg, FedAvg
 from cwfed.algorithms.fedprox import FedProx
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download, Form, Output, Start, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download, Form, Output, Start, Task, Uploads
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small, without_seconds
 
 TASK = Task(

@@ -7,9 +7,9 @@ import torch
 
 from cwfed.algorithms.ditto import Ditto
 from cwfed.algorithms.twin import OWN, of_twin
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Output, Start
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")

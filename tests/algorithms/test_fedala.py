@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedala import OMEGA, TIMES, FedALA
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Batch, Output, Start
-from tests.conftest import finish, leaves, small
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Output, Start
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from tests.conftest import bench_of, finish, leaves, small
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")
 
@@ -106,8 +106,8 @@ def test_a_pass_ends_when_its_losses_stand_still():
         small("algorithm.name=fedala", "run.engine=loop", "algorithm.still=1000", "train.rounds=2")
     )
     seen = []
-    train = simulation.engine._benches[0].gradients
-    simulation.engine._benches[0].gradients = lambda a, b, s, stage, *rest: (
+    train = bench_of(simulation).gradients
+    bench_of(simulation).gradients = lambda a, b, s, stage, *rest: (
         seen.append(stage),
         train(a, b, s, stage, *rest),
     )[1]
@@ -133,10 +133,10 @@ def test_what_was_measured_is_what_the_next_round_starts_from():
     *_, (after, _) = simulation.rounds(simulation.start())
     visit = simulation.visit(1, after.kept[1])
     (measured,) = simulation.engine.personal(4, after.server, [visit])
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     got = simulation.engine.download(after.server, visit)
     start = simulation.algorithm.begin(got, visit.own, bench.view(1, {}))
-    begun = simulation.engine._received(bench, 4, visit, start)
+    begun = simulation.engine.worker.received(4, visit, start)
     assert leaves(begun.params) == leaves(measured)
     simulation.close()
 

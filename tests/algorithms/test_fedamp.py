@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cwfed import mixing
 from cwfed.algorithms.fedamp import FedAMP
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download, Output
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download, Output
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, uploads
 from tests.conftest import finish, leaves, small
 

@@ -5,9 +5,9 @@ import torch
 
 from cwfed.algorithms import FedAvg, build
 from cwfed.algorithms.fedprox import FedProx
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download, Output, Uploads
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download, Output, Uploads
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 OUTPUT = Output(torch.zeros(1, 2), torch.zeros(1, 1), torch.zeros(2, 1))

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedfomo import FedFomo, fomo_weights
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download, Start
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download, Start
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, model, task, uploads
-from tests.conftest import finish, small
+from tests.conftest import finish, small, use_algorithm
 
 # the client wants w = (1, 0, 0): its loss is the squared distance to that
 WANTS_ONE = Client(lambda w: (w - torch.tensor([1.0, 0.0, 0.0])).square().sum())
@@ -56,7 +56,7 @@ def test_in_a_run_the_reference_is_where_the_last_training_started():
             starts.setdefault(len(starts), start.params)
             return start
 
-    simulation.algorithm = simulation.engine.algorithm = Watched()
+    use_algorithm(simulation, Watched())
     progress, _ = finish(simulation)
     last = list(starts.values())[-simulation.clients :]
     for client, start in enumerate(last):
@@ -129,7 +129,7 @@ def test_with_few_downloads_the_best_are_sent_and_now_and_then_others():
 
 def test_few_downloads_in_a_run_cost_what_they_say():
     simulation = Simulation(small("algorithm.name=fedfomo", "algorithm.downloads=2", "train.rounds=3"))
-    from cwfed.types import nbytes
+    from cwfed.core.types import nbytes
 
     size = nbytes(simulation.fresh(0))
     _, events = finish(simulation)

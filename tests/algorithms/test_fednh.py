@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cwfed import models, session
+from cwfed import models
 from cwfed.algorithms.fednh import FedNH, PrototypeHead
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Uploads
+from cwfed.federation.simulation import Simulation
 from cwfed.models import InputShape
-from cwfed.predict import load_model
-from cwfed.simulation import Simulation
-from cwfed.types import Uploads
+from cwfed.runs import session
+from cwfed.runs.predict import load_model
 from tests.algorithms.helpers import task
 from tests.conftest import finish, small
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cwfed.algorithms.fedper import FedRep
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Pass, Start
-from tests.conftest import finish, leaves, small
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass, Start
+from cwfed.federation.simulation import Simulation
+from tests.conftest import bench_of, finish, leaves, small, use_algorithm
 
 SOME = ("train.participation=0.7", "train.dropout=0.2")
 
@@ -82,7 +82,7 @@ def test_first_the_head_then_the_body_and_each_is_frozen_in_the_other_pass():
     simulation = Simulation(small("algorithm.name=fedrep", "run.engine=loop", "data.clients=1", "train.rounds=1"))
     watched = Watched()
     watched.seen.clear()
-    simulation.engine.algorithm = simulation.algorithm = watched
+    use_algorithm(simulation, watched)
     received = simulation.initial
     progress, _ = finish(simulation)
     head = simulation.task.select("output")
@@ -100,10 +100,10 @@ def test_first_the_head_then_the_body_and_each_is_frozen_in_the_other_pass():
 def test_each_pass_has_batches_of_its_own():
     """The streams of both passes are keyed by the pass: the second does not repeat the first's order."""
     simulation = Simulation(small("algorithm.name=fedrep", "run.engine=loop"))
-    bench, own = simulation.engine._benches[0], simulation.federation.shards[0].train
+    bench, own = bench_of(simulation), simulation.federation.shards[0].train
     orders = []
     for index in (0, 1):
-        (epoch,) = bench.epochs(own, "training", index, Pass(), 0, 1, simulation.engine.how)
+        (epoch,) = bench.epochs(own, "training", index, Pass(), 0, 1, simulation.engine.job.how)
         orders.append(torch.cat([labels for _, labels in epoch]).tolist())
     simulation.close()
     assert orders[0] != orders[1]
@@ -123,11 +123,11 @@ def test_one_client_by_hand():
     simulation = Simulation(
         small("algorithm.name=fedrep", "run.engine=loop", "data.clients=1", "train.rounds=1", "train.lr=0.1")
     )
-    bench, own = simulation.engine._benches[0], simulation.federation.shards[0].train
+    bench, own = bench_of(simulation), simulation.federation.shards[0].train
     params = {name: w.clone().requires_grad_() for name, w in simulation.initial.items()}
     for index, names in enumerate((simulation.task.select("output"), ("fc.weight", "fc.bias"))):
         assert set(names) <= set(params)
-        (epoch,) = bench.epochs(own, "training", index, Pass(), 0, 1, simulation.engine.how)
+        (epoch,) = bench.epochs(own, "training", index, Pass(), 0, 1, simulation.engine.job.how)
         for inputs, labels in epoch:
             hidden = torch.relu(inputs.flatten(1) @ params["fc.weight"].T + params["fc.bias"])
             logits = hidden @ params["output.weight"].T + params["output.bias"]

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from cwfed import losses
 from cwfed.algorithms import CwFedAvg
 from cwfed.algorithms.feduv import FedUV
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Output, Start
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Output, Start
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 

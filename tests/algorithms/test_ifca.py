@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from cwfed.algorithms.ifca import IFCA
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download
 from cwfed.data import Dataset, Federation, Shard
-from cwfed.errors import ConfigError
-from cwfed.simulation import Simulation
-from cwfed.types import Download
+from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, model, task, uploads
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
 
 def test_a_client_takes_the_model_with_the_lowest_loss():
@@ -54,7 +54,7 @@ def test_finds_two_planted_clusters(monkeypatch):
     simulation = Simulation(small("algorithm.name=ifca", "train.rounds=25", "data.clients=8"))
     progress, events = finish(simulation)
     again = Simulation(small("algorithm.name=ifca", "data.clients=8"))
-    bench = again.engine._benches[0]
+    bench = bench_of(again)
     got = again.algorithm.send(progress.server, 0)
     chosen = [again.algorithm.choose(got, bench.view(c, {})) for c in range(8)]
     again.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cwfed.algorithms import FedAvg, build, describe, foreign
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,10 @@ from cwfed.errors import ConfigError
         ("ifca", {"k": 2}),
         ("fednh", {"rho": 0.9, "scale": 1.0, "learn_scale": True}),
         ("feduv", {"mu": 2.5, "lambda": 0.5}),
+        ("fedproto", {"lambda": 1.0, "weights": "samples", "predict": "prototypes"}),
+        ("fedpac", {"lambda": 1.0, "head_epochs": 1, "head_lr": 1.0}),
+        ("fedcp", {"lambda": 5.0}),
+        ("gpfl", {"lambda": 0.01, "mu": 0.1}),
     ],
 )
 def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
@@ -54,6 +58,13 @@ def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
         ("fednh", "scale", 1e-9, 0.0),
         ("feduv", "mu", 0.0, -1e-9),
         ("feduv", "lambda", 0.0, -1e-9),
+        ("fedproto", "lambda", 0.0, -1e-9),
+        ("fedpac", "lambda", 0.0, -1e-9),
+        ("fedpac", "head_epochs", 0, -1),
+        ("fedpac", "head_lr", 1e-9, 0.0),
+        ("fedcp", "lambda", 0.0, -1e-9),
+        ("gpfl", "lambda", 0.0, -1e-9),
+        ("gpfl", "mu", 0.0, -1e-9),
     ],
 )
 def test_settings_end_where_they_say(name, setting, allowed, refused):

@@ -8,12 +8,13 @@ import sys
 import pytest
 import torch
 
-from cwfed import benchmark, mixing
+from cwfed import benchmark
 from cwfed.algorithms import CwFedAvg
-from cwfed.benchmark import runner, workloads
+from cwfed.benchmark import contestant, workloads
+from cwfed.core import mixing
+from cwfed.core.types import Uploads
 from cwfed.models import build, task_of
 from cwfed.models.shape import InputShape
-from cwfed.types import Uploads
 from tests import processes
 from tests.conftest import ROOT
 
@@ -71,7 +72,7 @@ def test_every_side_can_be_measured(who, name, monkeypatch):
     monkeypatch.setattr(workloads, "SAMPLES", 400)
     monkeypatch.setattr("cwfed.engine.vmap.COMPILE_FOR", 10**12)
     workload = next(w for w in workloads.WORKLOADS if w.name == name)
-    measure, facts = runner.prepare(who, workload)
+    measure, facts = contestant.prepare(who, workload)
     seconds = measure()
     assert seconds["aggregate"] > 0
     if who == "auto":
@@ -83,13 +84,13 @@ def test_every_side_can_be_measured(who, name, monkeypatch):
 def test_the_work_of_a_round_by_hand(monkeypatch):
     """MLP on digits: a linear layer of a x b takes 2ab forward; backward as much for weights, and for inputs but the first."""
     workload = next(w for w in workloads.WORKLOADS if w.name == "mlp")
-    simulation = runner.Simulation(runner.configs.load(None, [*workload.settings]))
+    simulation = contestant.Simulation(contestant.configs.load(None, [*workload.settings]))
     first, last = 2 * 64 * 128, 2 * 128 * 10
     shards = simulation.federation.shards.values()
     steps = sum(max(1, len(s.train) // 10) for s in shards)
     tests = sum(len(s.test) for s in shards)
     by_hand = steps * 10 * (2 * first + 3 * last) + 2 * tests * (first + last)
-    assert runner.flops_of_a_round(simulation) == by_hand
+    assert contestant.flops_of_a_round(simulation) == by_hand
 
 
 def result(ratio=12.0):
@@ -105,7 +106,7 @@ def result(ratio=12.0):
 
 
 def test_the_picture_and_the_table(tmp_path, capsys):
-    from cwfed.console import print_bench
+    from cwfed.cli.console import print_bench
 
     benchmark.picture(result(), tmp_path / "bench.png")
     assert (tmp_path / "bench.png").stat().st_size > 10_000

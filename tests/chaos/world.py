@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from cwfed import cli
-from cwfed.checkpoint import read_tensors
-from cwfed.folder import RunFolder
+from cwfed.runs.checkpoint import read_tensors
+from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.conftest import without_seconds
 
@@ -257,9 +257,9 @@ class Chaos:
 
     def look(self, folder: Path, what: str) -> None:
         """Reading a damaged run gives what the whole one gives, or a CwfedError."""
-        from cwfed.errors import CwfedError
-        from cwfed.predict import load_model
-        from cwfed.report.runs import read_run
+        from cwfed.core.errors import CwfedError
+        from cwfed.report.finished import read_run
+        from cwfed.runs.predict import load_model
 
         def state(run: Path, client: int):
             return {k: v.tolist() for k, v in load_model(run, client).network.state_dict().items()}

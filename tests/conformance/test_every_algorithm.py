@@ -11,16 +11,17 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cwfed import checkpoint, session, simulation
 from cwfed.algorithms import ALGORITHMS, build, describe, name_of
-from cwfed.cost import sizes
+from cwfed.core.types import Form, Uploads, nbytes
 from cwfed.data import Dataset, Federation, Shard
-from cwfed.experiment import Blueprint
-from cwfed.guard import form_of, is_finite_state
+from cwfed.federation import open_round
+from cwfed.federation.cost import sizes
+from cwfed.federation.experiment import Blueprint
+from cwfed.federation.guard import form_of, is_finite_state
+from cwfed.federation.rounds import close, from_tree, to_tree
+from cwfed.federation.simulation import Simulation
 from cwfed.models import InputShape, attached
-from cwfed.rounds import close, from_tree, to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Form, Uploads, nbytes
+from cwfed.runs import checkpoint, session
 from tests.conftest import finish, leaves, small, two_blobs, without_seconds
 
 pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -47,7 +48,7 @@ def outcome(simulation: Simulation):
     return leaves(to_tree(progress)), [without_seconds(e) for e in events]
 
 
-CHEAPER = {"fedala": ["algorithm.most_epochs=10"]}
+CHEAPER = {"fedala": ["algorithm.most_epochs=10"], "fedbabu": ["algorithm.tune_epochs=1"]}
 """Settings with which a method does the same in less time."""
 
 
@@ -363,19 +364,19 @@ def test_a_refused_client_is_like_one_that_was_lost(name, monkeypatch):
     ]
     config = settings_of(name, *batch_norm, "train.rounds=3")
     bad = {(2, 1), (2, 4), (3, 0)}  # rounds and clients
-    monkeypatch.setattr(simulation, "is_lost", lambda config, number, client: (number, client) in bad)
+    monkeypatch.setattr(open_round, "is_lost", lambda config, number, client: (number, client) in bad)
     lost, lost_events = finish(Simulation(config))
     monkeypatch.undo()
 
-    def refuse(self, number, visited, stack):
-        found = {v.client: "bad" for v in visited if (number, v.client) in bad}
-        for row, v in enumerate(visited):
-            if v.client in found:
-                for w in stack.values():
+    def refuse(opened, updates, models):
+        found = {u.client: "bad" for u in updates if (opened.number, u.client) in bad}
+        for row, u in enumerate(updates):
+            if u.client in found:
+                for w in models.values():
                     w[row] = torch.nan
         return found
 
-    monkeypatch.setattr(Simulation, "_refused", refuse)
+    monkeypatch.setattr(open_round.OpenRound, "problems", refuse)
     refused, events = finish(Simulation(config))
     assert leaves(to_tree(refused)) == leaves(to_tree(lost))
     for event, other in zip(events, lost_events, strict=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cwfed import session
+from cwfed.core.events import Note
 from cwfed.data import Dataset, Federation, Shard, classes_held_by_nobody, who_holds_nothing
-from cwfed.events import Note
-from cwfed.report.runs import read_run
+from cwfed.report.finished import read_run
+from cwfed.runs import session
 from tests.conftest import small
 
 

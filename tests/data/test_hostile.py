@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
+from cwfed.core.errors import MOST_TEXT, DataError, plain
 from cwfed.data import dataset
 from cwfed.data.sources import SourceSpec, load
-from cwfed.errors import MOST_TEXT, DataError, plain
 from tests.conftest import make_endless
 from tests.fuzz.cases import POINTERS, Trap, forged_array, forged_type, npz
 from tests.fuzz.data import EPS, PICTURES, parquet

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cwfed.core.errors import ConfigError, DataError
 from cwfed.data.partition import PartitionSpec, partition, split
-from cwfed.errors import ConfigError, DataError
 from tests.conftest import small
 
 LABELS = np.repeat(np.arange(10), 300)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cwfed import config as configs
-from cwfed import session
 from cwfed.data.sources import SourceSpec, load
-from cwfed.experiment import deal
+from cwfed.federation import config as configs
+from cwfed.federation.experiment import deal
 from cwfed.reproduce import spec
+from cwfed.runs import session
 
 
 def run(real_data, *settings):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cwfed import session
+from cwfed.core.errors import ConfigError, DataError
 from cwfed.data import sources, text
 from cwfed.data.dataset import Dataset, cache_dir
 from cwfed.data.sources import SourceSpec, load
-from cwfed.errors import ConfigError, DataError
+from cwfed.runs import session
 from tests.conftest import small
 
 RNG = np.random.default_rng(0)

@@ -7,12 +7,13 @@ import tomllib
 
 import pytest
 
-from cwfed import compare, files, session
-from cwfed.errors import ConfigError, RunError
-from cwfed.experiment import Experiment
-from cwfed.folder import RunFolder, experiment
+from cwfed.core import files
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.federation.experiment import Experiment
 from cwfed.report import page
-from cwfed.report.runs import collect, group
+from cwfed.report.finished import collect, group
+from cwfed.runs import compare, session
+from cwfed.runs.folder import RunFolder, experiment
 from tests.conftest import small
 
 SHARDS = ("train", "validation", "test", "holdout")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.types import Pass
 from cwfed.data import Dataset, Federation, Shard
-from cwfed.engine.bench import LocalTraining, batches
-from cwfed.errors import ConfigError, RunError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Pass
-from tests.conftest import finish, leaves, small, two_blobs
+from cwfed.engine.worker import LocalTraining, batches
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from tests.conftest import bench_of, finish, leaves, small, two_blobs
 
 
 def with_dropout(shape, classes):
@@ -103,7 +103,7 @@ def with_other_draws(shape, classes):
 def test_what_modules_draw_inside_themselves_is_seeded(model):
     """By round and client alone; the masks are others with another seed, and gone when nobody trains."""
     simulation = Simulation(small("model.options={}", f"model.name={__name__}:{model}", "run.engine=loop"))
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     bench.load(simulation.fresh(0))
     inputs, _ = bench.samples.batch(np.arange(20))
 
@@ -137,7 +137,7 @@ def test_a_model_with_attention_runs_by_default():
 def test_dropout_really_drops():
     config = small("model.options={}", f"model.name={__name__}:with_dropout", "run.engine=loop")
     simulation = Simulation(config)
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     bench.load(simulation.fresh(0))
     inputs, _ = bench.samples.batch(np.arange(50))
     bench.model.train()
@@ -175,7 +175,7 @@ def test_measuring_many_clients_of_one_model_together_is_measuring_each():
     simulation = Simulation(small("data.clients=40", "algorithm.name=fedavg", "train.batch_size=5"))
     progress = simulation.start()
     together = simulation._measure_received(progress)
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     bench.load(simulation.fresh(0))
     for client, score in together.items():
         shard = simulation.federation.shards[client]
@@ -191,7 +191,7 @@ def test_one_sgd_step_by_hand():
                    "algorithm.name=fedavg", "train.lr=0.1")  # fmt: skip
     simulation = Simulation(config)
     start = simulation.fresh(0)
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     inputs, labels = bench.samples.batch(simulation.federation.shards[0].train)
     assert len(labels) == 27
     w = {n: t.clone().requires_grad_() for n, t in start.items()}

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from cwfed.algorithms import FedAvg
-from cwfed.engine.bench import LocalTraining, batches
-from cwfed.errors import ConfigError
-from cwfed.rng import stream
-from cwfed.simulation import Simulation
-from cwfed.types import Loss, Pass
-from tests.conftest import finish, leaves, small
+from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream
+from cwfed.core.types import Loss, Pass
+from cwfed.engine.worker import LocalTraining, batches
+from cwfed.federation.simulation import Simulation
+from tests.conftest import finish, leaves, small, use_algorithm
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Wrong(FedAvg):
             "unknown": (Pass(trained=("output.wieght",)),),
             "share": (Pass(share=0.0),),
             "bounds": (Pass(low=1.0, high=0.0),),
+            "fixed": (Pass(fixed=task.parameters),),
+            "unknown fixed": (Pass(fixed=("output.biass",)),),
         }.get(self.how, (Pass(),))
 
     def loss(self, network, params, batch, start, stage):
@@ -50,7 +53,9 @@ class Wrong(FedAvg):
     [
         ("none", "has no pass in training"),
         ("empty", "trains nothing: name the tensors that move"),
-        ("unknown", r"trains output\.wieght, which the network lacks: did you mean"),
+        ("unknown", r"names output\.wieght, which the network lacks: did you mean"),
+        ("fixed", "trains nothing: name the tensors that move"),
+        ("unknown fixed", r"names output\.biass, which the network lacks: did you mean"),
         ("share", "takes a share of 0 of the data"),
         ("bounds", "bounds that leave nothing between them"),
         ("vector", r"must be two numbers \(loss and penalty\), one of them is \(2,\)"),
@@ -117,6 +122,30 @@ def test_bounds_hold_after_every_step():
 
     for engine in ("loop", "vmap"):
         simulation = Simulation(small(f"algorithm.name={__name__}:Wrong", f"run.engine={engine}"))
-        simulation.engine.algorithm = simulation.algorithm = Bounded()
+        use_algorithm(simulation, Bounded())
         progress, _ = finish(simulation)
         assert all(w.abs().max() <= 0.01 + 1e-6 for w in progress.server["model"].values())
+
+
+def with_a_frozen_layer(shape, classes):
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, classes)
+    )
+    model[1].requires_grad_(False)
+    model.output_layer = "5"
+    return model
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_what_is_fixed_in_a_pass_does_not_move_and_what_the_model_froze_stays_frozen(engine):
+    @dataclass(frozen=True)
+    class Fixed(FedAvg):
+        def passes(self, when, task, start):
+            return (Pass(fixed=("5.bias",)),) if when == "training" else ()
+
+    model = (f"model.name={__name__}:with_a_frozen_layer", "model.options={}", f"algorithm.name={__name__}:Wrong")
+    simulation = Simulation(small(*model, f"run.engine={engine}", "data.clients=1"))  # a mean rounds
+    simulation.engine.algorithm = simulation.algorithm = Fixed()
+    progress, _ = finish(simulation)
+    moved = {n for n, w in progress.server["model"].items() if not torch.equal(w, simulation.initial[n])}
+    assert moved == {"3.weight", "3.bias", "5.weight"}

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass, Start
 from cwfed.engine import precision
-from cwfed.engine.bench import LocalTraining
-from cwfed.errors import ConfigError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Pass, Start
-from tests.conftest import finish, leaves, small
+from cwfed.engine.worker import LocalTraining
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from tests.conftest import bench_of, finish, leaves, small
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def bf16():
 @pytest.fixture
 def no_check(monkeypatch):
     """Small products work on every CPU, if slowly."""
-    monkeypatch.setattr("cwfed.simulation.require_bf16", lambda device: "")
+    monkeypatch.setattr("cwfed.federation.simulation.require_bf16", lambda device: "")
 
 
 CNN = ("model.name=cnn", "model.options={}", "train.precision=bf16", "run.engine=loop")
@@ -39,7 +39,7 @@ CNN = ("model.name=cnn", "model.options={}", "train.precision=bf16", "run.engine
 
 def test_the_output_layer_and_what_travels_stay_float32(bf16):
     simulation = Simulation(small(*CNN))
-    bench = simulation.engine._benches[0]
+    bench = bench_of(simulation)
     dtypes = {name: p.dtype for name, p in bench.model.named_parameters()}
     assert {dtypes[f"{layer}.weight"] for layer in ("conv1", "conv2", "fc")} == {torch.bfloat16}
     assert dtypes["output.weight"] == dtypes["output.bias"] == torch.float32
@@ -51,7 +51,7 @@ def test_the_output_layer_and_what_travels_stay_float32(bf16):
 def test_one_step_moves_the_masters_by_the_bf16_gradient(bf16):
     """master - lr * gradient of the bf16 network, to the bit; the network follows its masters."""
     simulation = Simulation(small(*CNN, "algorithm.name=fedavg", "train.batch_size=10"))
-    bench, start = simulation.engine._benches[0], simulation.fresh(0)
+    bench, start = bench_of(simulation), simulation.fresh(0)
     how = LocalTraining(0, 0.1, len(simulation.federation.shards[0].train), 1, "bf16")
     bench.load(start)
     bench.train(simulation.algorithm, "training", (Pass(),), Start(start), 0, 1, how)
@@ -68,8 +68,8 @@ def test_one_step_moves_the_masters_by_the_bf16_gradient(bf16):
 
 
 def _order(simulation, how):
-    from cwfed.engine.bench import batches
-    from cwfed.rng import stream
+    from cwfed.core.rng import stream
+    from cwfed.engine.worker import batches
 
     samples = len(simulation.federation.shards[0].train)
     return batches(samples, how, Pass(), stream(how.seed, "shuffle", 1, 0))[0]
@@ -97,6 +97,18 @@ def test_bf16_learns_what_fp32_learns_and_repeats_itself(bf16):
     assert first == again
     assert first != exact
     assert rounded == pytest.approx(plain, abs=0.03)
+
+
+@pytest.mark.parametrize("algorithm", ["fedcp", "gpfl", "fedpac", "fedrep"])
+def test_methods_that_change_the_output_layer_or_train_parts_work_in_bf16(no_check, algorithm):
+    """What is in the output layer stays float32 with it; a pass on the body alone finds the body's bf16 copies."""
+    settings = ("train.precision=bf16", "run.engine=loop", "train.rounds=1", "data.clients=2", "data.samples=200")
+    simulation = Simulation(small(f"algorithm.name={algorithm}", *settings))
+    network = simulation.engine._benches[0].model
+    assert {p.dtype for p in network.output.parameters()} == {torch.float32}
+    assert {p.dtype for p in network.fc.parameters()} == {torch.bfloat16}
+    progress, _ = finish(simulation)
+    assert not torch.equal(progress.server["model"]["fc.weight"], simulation.initial["fc.weight"])
 
 
 def test_batch_norm_and_embeddings_work_in_bf16(bf16):
@@ -141,7 +153,7 @@ def test_a_model_that_bf16_does_not_fit_is_refused(no_check):
 def test_shared_weights_have_one_float32_master(bf16):
     settings = ("model.options={}", "train.precision=bf16", "run.engine=loop")
     simulation = Simulation(small(f"model.name={__name__}:with_tied_weights", *settings))
-    assert {p.dtype for p in simulation.engine._benches[0].params.values()} == {torch.float32}
+    assert {p.dtype for p in bench_of(simulation).params.values()} == {torch.float32}
     finish(simulation)
 
 

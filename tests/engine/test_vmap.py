@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from cwfed import engine, losses
+from cwfed import engine
 from cwfed.algorithms import ALGORITHMS, FedAvg
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.types import Pass, Start
 from cwfed.data import Dataset
 from cwfed.engine import traced, vmap
-from cwfed.errors import ConfigError, RunError
-from cwfed.rounds import to_tree
-from cwfed.simulation import Simulation
-from cwfed.types import Pass, Start
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
 from tests import processes
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
 
 def numbers(tree):
@@ -215,7 +216,7 @@ def test_clients_without_any_test_sample():
 
 def test_personal_models_are_made_a_few_at_a_time(monkeypatch):
     """However many clients are measured."""
-    monkeypatch.setattr("cwfed.engine.base.REMEMBERED", 0)
+    monkeypatch.setattr("cwfed.engine.tasks.REMEMBERED", 0)
     monkeypatch.setattr(vmap, "TOGETHER", 5)
     simulation = Simulation(small("data.clients=40", "algorithm.layers=all", "run.engine=vmap", "train.batch_size=5"))
     alive, most = [], 0
@@ -233,12 +234,12 @@ def test_personal_models_are_made_a_few_at_a_time(monkeypatch):
     assert most <= 11
 
 
-def test_a_closed_engine_lets_go_of_the_data():
-    simulation = Simulation(small("run.engine=vmap"))
+@pytest.mark.parametrize("name", ["loop", "vmap"])
+def test_a_closed_engine_lets_go_of_its_network_at_once(name):
+    simulation = Simulation(small(f"run.engine={name}"))
+    network = weakref.ref(bench_of(simulation).model)
     finish(simulation)
-    samples = weakref.ref(simulation.engine._benches[0].samples) if simulation.engine._benches else None
-    assert samples is None
-    assert not {"_bench", "_judge", "_steps"} & simulation.engine.__dict__.keys()
+    assert network() is None
 
 
 def test_untouched_words_keep_their_bits():
@@ -445,16 +446,16 @@ def test_auto_does_not_depend_on_the_number_of_workers():
 
 def test_a_gpu_is_kept_busy_by_vmap():
     simulation = Simulation(small("run.engine=loop", "data.clients=20"))
-    samples = simulation.engine._benches[0].samples
+    samples = bench_of(simulation).samples
     samples.device = torch.device("meta")  # any that is not the CPU
-    assert engine._pick(2, 20, simulation.template, samples, simulation.engine.how)[0] == "vmap"
-    assert engine._pick(2, 2, simulation.template, samples, simulation.engine.how)[0] == "loop"
+    assert engine._pick(2, 20, simulation.template, samples, simulation.engine.job.how)[0] == "vmap"
+    assert engine._pick(2, 2, simulation.template, samples, simulation.engine.job.how)[0] == "loop"
 
 
 def test_the_work_of_a_forward_pass_by_hand():
     """Two operations a weight and sample, and for a convolution a pixel."""
     simulation = Simulation(small("run.engine=loop", "model.name=cnn", "model.options={}"))
-    samples = simulation.engine._benches[0].samples
+    samples = bench_of(simulation).samples
     pixels, fc, output = 64 * 32 * 25 + 16 * 64 * 800, 256 * 512, 512 * 10
     assert engine._forward_work(simulation.template, samples, 10) == 2 * 10 * (pixels + fc + output)
 
@@ -462,7 +463,7 @@ def test_the_work_of_a_forward_pass_by_hand():
 def test_the_start_of_a_run_does_not_load_torchs_compiler():
     """It takes longer than all the rest."""
     code = (
-        "import sys; from cwfed import config; from cwfed.simulation import Simulation;"
+        "import sys; from cwfed import config; from cwfed.federation.simulation import Simulation;"
         "s = Simulation(config.load(None, ['train.rounds=1'])); list(s.rounds(s.start())); s.close();"
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
     )

@@ -12,13 +12,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from cwfed import data
-from cwfed.config import Config
-from cwfed.events import Event
-from cwfed.experiment import deal
+from cwfed.core.events import Event
+from cwfed.federation.config import Config
+from cwfed.federation.experiment import deal
+from cwfed.federation.rounds import Progress
 from cwfed.flower import Plan, client_app
 from cwfed.flower.plan import FederationSection
 from cwfed.flower.strategy import PersonalisedStrategy
-from cwfed.rounds import Progress
 
 Change = Callable[[int, Message], Message | None]
 """(node, reply) -> the reply as it arrives; None loses it."""

@@ -14,12 +14,12 @@ import torch
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 
-from cwfed import config as configs
-from cwfed.events import Note, Round, from_json
+from cwfed.core.events import Note, Round, from_json
+from cwfed.federation import config as configs
 from cwfed.flower import programs
 from cwfed.flower.local import LocalFederation, node_name
 from cwfed.flower.programs import free_port
-from cwfed.folder import RunFolder
+from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.flower import page
 

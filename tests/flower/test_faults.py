@@ -16,15 +16,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 
 import cwfed
+from cwfed.core.errors import RunError
+from cwfed.core.events import Note, Round
 from cwfed.data import Dataset, SourceSpec, load
 from cwfed.data.dataset import write
-from cwfed.errors import RunError
-from cwfed.events import Note, Round
-from cwfed.flower import PersonalisedStrategy, client_app, wire
-from cwfed.flower import strategy as strategies
+from cwfed.federation.rounds import Progress
+from cwfed.flower import PersonalisedStrategy, client_app, post, wire
 from cwfed.flower.server import sentence
-from cwfed.folder import RunFolder
-from cwfed.rounds import Progress
+from cwfed.runs.folder import RunFolder
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
@@ -47,7 +46,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(strategies, "time", Clock())
+    monkeypatch.setattr(post, "time", Clock())
 
 
 def config(*more):
@@ -191,8 +190,8 @@ class Many(Loopback):
 
     def pull_messages(self, message_ids):
         self.calls += 1
-        strategies.time.sleep(0.01)
-        ready = [number for number in message_ids if int(number) <= 10 * strategies.time.monotonic()]
+        post.time.sleep(0.01)
+        ready = [number for number in message_ids if int(number) <= 10 * post.time.monotonic()]
         return [Message(RecordDict(), reply_to=self.told[int(number)]) for number in ready]
 
 
@@ -201,8 +200,8 @@ def test_many_nodes_are_asked_for_answers_without_taking_the_server_s_time(tmp_p
     plan = plan_of(config(), 2, timeout=600.0)
     grid = Many(plan, tmp_path)
     sent = [Message(RecordDict(), dst_node_id=node, message_type="train", group_id="1") for node in range(1, 1001)]
-    assert len(PersonalisedStrategy(plan).exchange(grid, sent)) == 1000
-    passed = strategies.time.monotonic()
+    assert len(post.Post(plan.federation).exchange(grid, sent)) == 1000
+    passed = post.time.monotonic()
     assert 100 <= passed < 110, (
         "the last answer comes after 100 s; the fewer are waited for, the sooner is the next look"
     )
@@ -574,7 +573,7 @@ def test_an_answer_that_flower_cannot_unpack_is_its_nodes_fault_and_a_sender_can
             if not is_training(reply, grid):
                 continue
             reply.metadata.__dict__["_src_node_id"] = strategy.members.hellos[0].node
-            if strategy.turn.number == 2:
+            if strategy.opened.number == 2:
                 raise ValueError("Mismatch in children object IDs")
         return answers
 
@@ -589,7 +588,7 @@ def test_a_mute_node_costs_nobody_time_and_is_let_in_when_it_speaks(tmp_path):
     mute = grid.join(3)
     is_mute = [True]
     grid.change = lambda node, reply: None if node == mute and is_mute[0] else reply
-    clock, told = strategies.time, []
+    clock, told = post.time, []
     for _, event in strategy.rounds(grid, strategy.first()):
         told.append(event)
         if isinstance(event, Round) and event.round == 5:
@@ -609,7 +608,7 @@ def test_a_node_that_was_left_out_is_asked_again_and_may_have_mended_it(tmp_path
     for _, event in strategy.rounds(grid, strategy.first()):
         told.append(event)
         if isinstance(event, Round):
-            strategies.time.now += 6  # longer than federation.timeout
+            post.time.now += 6  # longer than federation.timeout
         if isinstance(event, Round) and event.round == 2:
             grid.join(3, node=node)
     assert [event.participants for event in rounds(told)] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3]]

@@ -16,24 +16,25 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from safetensors.torch import load_file
 
 import cwfed
-from cwfed import checkpoint, session
-from cwfed import config as configs
 from cwfed.algorithms import ALGORITHMS, FedAvg
-from cwfed.errors import ConfigError, RunError
-from cwfed.events import Round
-from cwfed.experiment import deal
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.events import Round
+from cwfed.core.metrics import Metric, Own
+from cwfed.federation import config as configs
+from cwfed.federation.experiment import deal
+from cwfed.federation.open_round import OpenRound
+from cwfed.federation.rounds import SPOILS, from_tree, phase_result, to_tree
+from cwfed.federation.simulation import Simulation
 from cwfed.flower import PersonalisedStrategy, wire
 from cwfed.flower.members import Hello
 from cwfed.flower.replies import read_score
 from cwfed.flower.wire import BadMessage
-from cwfed.folder import RunFolder
-from cwfed.metrics import Metric, Own
-from cwfed.noise import Seeded
+from cwfed.privacy.noise import Seeded
 from cwfed.report import figures, page
-from cwfed.report.runs import group as group_runs
-from cwfed.report.runs import read_run
-from cwfed.rounds import SPOILS, from_tree, phase_result, to_tree
-from cwfed.simulation import Simulation
+from cwfed.report.finished import group as group_runs
+from cwfed.report.finished import read_run
+from cwfed.runs import checkpoint, session
+from cwfed.runs.folder import RunFolder
 from tests.conftest import finish, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
@@ -226,11 +227,9 @@ def test_clients_smaller_than_a_batch_take_part_in_both(tmp_path):
     assert_same_bits(config, tmp_path)
 
 
-class Refusing(Simulation):
-    """A simulator whose server refuses a client in round 2."""
-
-    def _refused(self, number, visited, stack):
-        return {1: "as told"} if number == 2 else {}
+def refuse(opened, updates, models):
+    """A server that refuses a client in round 2."""
+    return {1: "as told"} if opened.number == 2 else {}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +242,7 @@ class Refusing(Simulation):
     ],
     ids=["its model", "measured later", "a round that was skipped", "running statistics"],
 )
-def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(answer, chosen, tmp_path):
+def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(answer, chosen, tmp_path, monkeypatch):
     config = small("run.engine=loop", "train.rounds=4", "train.batch_norm=local", *chosen)
     plan, grid = federate(config, tmp_path)
 
@@ -257,7 +256,8 @@ def test_a_client_that_was_refused_or_late_goes_on_from_its_old_state(answer, ch
 
     grid.change = change
     reached, events = carry_out(PersonalisedStrategy(plan), grid)
-    simulated, expected = finish(Refusing(config))
+    monkeypatch.setattr(OpenRound, "problems", refuse)
+    simulated, expected = finish(Simulation(config))
     assert leaves(reached.server) == leaves(simulated.server)
     rounds = [as_a_server_sees_it(e) for e in events if isinstance(e, Round)]
     assert [e.client_loss for e in rounds] == [e.client_loss for e in expected]

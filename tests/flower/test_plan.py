@@ -24,13 +24,13 @@ from typer.main import get_command
 
 from cwfed import data
 from cwfed.cli import app
-from cwfed.errors import ConfigError, CwfedError, DataError, RunError
-from cwfed.experiment import deal
+from cwfed.core.errors import ConfigError, CwfedError, DataError, RunError
+from cwfed.core.types import Download, Form
+from cwfed.federation.experiment import deal
 from cwfed.flower import Plan, keys, wire
 from cwfed.flower.client import Site, _node_worker
 from cwfed.flower.local import LocalFederation
 from cwfed.flower.project import write_project
-from cwfed.types import Download, Form
 from tests import processes
 from tests.conftest import small
 from tests.flower import page

@@ -15,14 +15,14 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import ArrayRecord, ConfigRecord
 from opacus.accountants import RDPAccountant
 
-from cwfed import dp
-from cwfed.dp import SamplePrivacy
-from cwfed.errors import RunError
-from cwfed.events import Round
+from cwfed.core.errors import RunError
+from cwfed.core.events import Round
 from cwfed.flower import PersonalisedStrategy, client, wire
 from cwfed.flower.account import FILE, Account
-from cwfed.folder import RunFolder
-from cwfed.noise import Seeded
+from cwfed.privacy import dp
+from cwfed.privacy.dp import SamplePrivacy
+from cwfed.privacy.noise import Seeded
+from cwfed.runs.folder import RunFolder
 from tests.conftest import small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 

@@ -19,12 +19,12 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from safetensors.torch import load_file
 
 import cwfed
-from cwfed import session
-from cwfed.events import Note, Round, from_json
+from cwfed.core.events import Note, Round, from_json
 from cwfed.flower import keys
 from cwfed.flower.programs import Programs, answers, marked, supernode
 from cwfed.flower.project import read_plan
-from cwfed.folder import RunFolder
+from cwfed.runs import session
+from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.flower import page
 

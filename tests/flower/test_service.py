@@ -33,9 +33,9 @@ from typer.main import get_command
 
 import cwfed
 from cwfed.cli import app
-from cwfed.errors import CwfedError, RunError
-from cwfed.events import Note, Round
-from cwfed.experiment import deal
+from cwfed.core.errors import CwfedError, RunError
+from cwfed.core.events import Note, Round
+from cwfed.federation.experiment import deal
 from cwfed.flower import PersonalisedStrategy, gate, keys, logs, programs, status
 from cwfed.flower.deploy import certify, deploy, sign
 from cwfed.flower.gate import Gate, signatures_of
@@ -44,7 +44,7 @@ from cwfed.flower.programs import Programs, free_port
 from cwfed.flower.project import bundle_of, read_plan, write_project
 from cwfed.flower.server import run_federation
 from cwfed.flower.service import Node, Server, unit
-from cwfed.folder import RunFolder
+from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.conftest import ROOT, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of

@@ -14,10 +14,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cwfed import session
-from cwfed.errors import CwfedError
-from cwfed.predict import load_model
-from cwfed.report import listing, runs
+from cwfed.core.errors import CwfedError
+from cwfed.report import finished, listing
+from cwfed.runs import session
+from cwfed.runs.predict import load_model
 from tests.conftest import small
 
 SMALLER = ("data.clients=3", "data.samples=200")
@@ -27,7 +27,7 @@ def look(folder: Path) -> dict[str, Any]:
     """Everything that only reads a run: what each way gives, or its refusal."""
     found: dict[str, Any] = {}
     readers: dict[str, Callable[[], Any]] = {
-        "report": lambda: vars(runs.read_run(folder)) | {"path": None},
+        "report": lambda: vars(finished.read_run(folder)) | {"path": None},
         "list": lambda: listing.look([folder])[0].as_dict(),
     }
     for client in (0, 2):

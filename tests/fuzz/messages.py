@@ -18,14 +18,15 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from cwfed.algorithms import ALGORITHMS
-from cwfed.events import Round, Started
+from cwfed.core.events import Round, Started
+from cwfed.core.metrics import BUILT_IN, PER_CLASS
+from cwfed.federation.guard import is_finite, is_finite_state
+from cwfed.federation.open_round import OpenRound
+from cwfed.federation.rounds import Progress
 from cwfed.flower import PersonalisedStrategy, Plan, wire
 from cwfed.flower.members import Hello
 from cwfed.flower.replies import read_score
-from cwfed.folder import RunFolder
-from cwfed.guard import is_finite, is_finite_state
-from cwfed.metrics import BUILT_IN, PER_CLASS
-from cwfed.rounds import Progress
+from cwfed.runs.folder import RunFolder
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, plan_of
 from tests.fuzz.base import SMALLER, World, target
@@ -91,12 +92,13 @@ class Office:
         self.strategy.gather(self.grid)
         self.sent = self.strategy.configure_train(1, ArrayRecord(), ConfigRecord(), self.grid)
         self.replies = self.grid.send_and_receive(self.sent)
-        self.before, self.turn = self.strategy.progress, self.strategy.turn
+        self.before = self.strategy.progress
         self.honest = self.answer(self.replies[1:])
 
     def answer(self, replies: list[Message]) -> dict[str, Any]:
         """The server's state after these answers."""
-        self.strategy.progress, self.strategy.turn = self.before, deepcopy(self.turn)
+        self.strategy.progress = self.before
+        self.strategy.opened = OpenRound(self.strategy.blueprint, self.before, range(3))
         self.strategy.aggregate_train(1, replies)
         return leaves(self.strategy.progress.server)
 
@@ -159,18 +161,17 @@ def uploads(world: World, changes: list[tuple[str, str, Any]]) -> None:
     """An answer that was changed on its way: the round goes on, with it if it is still a good one, else without."""
     here = office(world)
     first, *others = here.replies
-    here.strategy.progress, here.strategy.turn = here.before, deepcopy(here.turn)
     content = changed(first.content, changes, "model")
     reply = Message(content, reply_to=here.grid.told[int(first.metadata.reply_to_message_id)])
     reply.metadata.__dict__["_src_node_id"] = first.metadata.src_node_id
-    here.strategy.aggregate_train(1, [reply, *others])
-    turn, server = here.strategy.turn, here.strategy.progress.server
+    state = here.answer([reply, *others])
+    opened, server = here.strategy.opened, here.strategy.progress.server
     assert all(
         is_finite(tensor) for tensor in (*server["basis"].values(), *server["shared"].values(), server["prior"])
     )
-    if turn.refused:
-        assert leaves(server) == here.honest, "the round went on as if it were lost"
-        raise wire.BadMessage(next(iter(turn.refused.values())))
+    if opened.refused:
+        assert state == here.honest, "the round went on as if it were lost"
+        raise wire.BadMessage(next(iter(opened.refused.values())))
 
 
 @target(st.lists(CHANGES, min_size=1, max_size=4))

@@ -9,10 +9,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cwfed import checkpoint, events, files, session
-from cwfed.errors import CwfedError
-from cwfed.folder import RunFolder
-from cwfed.report import figures, page, runs, tables
+from cwfed.core import events, files
+from cwfed.core.errors import CwfedError
+from cwfed.report import figures, finished, page, tables
+from cwfed.runs import checkpoint, session
+from cwfed.runs.folder import RunFolder
 from tests.conftest import small
 from tests.fuzz.base import SMALLER, World, look, target
 from tests.fuzz.cases import (
@@ -63,8 +64,8 @@ def forged_runs(world: World, case: tuple[str, list[int], Any]) -> None:
     folder = world.copy(**{n: dump(table) for n, table in tables_.items()})
     look(folder)
     assert not (world.folder / "trapped").exists(), "to look at a run imported the code it names"
-    record = runs.read_run(folder)
-    (group,) = runs.group([record])
+    record = finished.read_run(folder)
+    (group,) = finished.group([record])
     check_page(folder.parent / "r.html", group, record.label)
 
 
@@ -120,9 +121,9 @@ class Tags(HTMLParser):
         self.handlers += any(name.startswith("on") for name, _ in attrs)
 
 
-def check_page(path: Path, group: runs.Group, title: str) -> None:
+def check_page(path: Path, group: finished.Group, title: str) -> None:
     try:
-        page.write(path, title, [group], [runs.LeftOut(Path(title.replace("\0", "")), title)])
+        page.write(path, title, [group], [finished.LeftOut(Path(title.replace("\0", "")), title)])
     except UnicodeEncodeError as error:
         raise AssertionError("a name cannot be written") from error
     text = path.read_text(encoding="utf-8")
@@ -139,11 +140,11 @@ def check_page(path: Path, group: runs.Group, title: str) -> None:
 def page_names(world: World, case: tuple[str, str, str]) -> None:
     """Labels, data sets, classes and notes with any text."""
     label, title, name = case
-    record = runs.read_run(world.whole, label)
+    record = finished.read_run(world.whole, label)
     record.manifest["data"]["classes"] = [name] * 10
     record.manifest["machine"]["cpu"] = name
     record.summary["notes"] = [name]
-    group = runs.Group(title, [runs.Method(label, [record])])
+    group = finished.Group(title, [finished.Method(label, [record])])
     check_page(world.fresh() / "r.html", group, title)
     rows = [group.methods[0].row]
     for text in (tables.markdown(rows), tables.latex(rows), tables.csv(rows)):

@@ -7,10 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cwfed import compare, config
-from cwfed.errors import ConfigError, CwfedError
-from cwfed.experiment import Experiment
-from cwfed.folder import experiment, flat
+from cwfed.core.errors import ConfigError, CwfedError
+from cwfed.federation import config
+from cwfed.federation.experiment import Experiment
+from cwfed.runs import compare
+from cwfed.runs.folder import experiment, flat
 from tests.conftest import small
 from tests.fuzz.base import World, target
 from tests.fuzz.cases import (

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from cwfed.errors import CwfedError
+from cwfed.core.errors import CwfedError
 from tests.fuzz.base import TARGETS, World
 from tests.fuzz.watch import watched
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from cwfed.events import PhaseResult, Round
-from cwfed.rounds import Progress, one_compute_thread
-from cwfed.simulation import Simulation
+from cwfed.core.events import PhaseResult, Round
+from cwfed.federation.rounds import Progress, one_compute_thread
+from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
 RECORD = Path(__file__).with_name("record.json")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from cwfed import models
-from cwfed.engine.bench import descend
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
+from cwfed.engine.worker import descend
 from cwfed.models import InputShape, build, task_of
 from cwfed.models.conv import Conv2d
 from cwfed.models.fasttext import FastText

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cwfed import compare
 from cwfed.report import page
-from cwfed.report.runs import Group, LeftOut, Method, read_run
+from cwfed.report.finished import Group, LeftOut, Method, read_run
+from cwfed.runs import compare
 from tests import processes
 from tests.conftest import small
 

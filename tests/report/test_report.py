@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
-from cwfed import compare, session, summary
-from cwfed.errors import ConfigError, RunError
+from cwfed.core.errors import ConfigError, RunError
 from cwfed.report import figures, page, tables
-from cwfed.report.runs import Group, LeftOut, Method, read_run
+from cwfed.report.finished import Group, LeftOut, Method, read_run
+from cwfed.runs import compare, session, summary
 from tests.conftest import small
 
 

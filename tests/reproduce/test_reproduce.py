@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cwfed.cli.reproduce import reproduce
-from cwfed.errors import ConfigError, RunError
-from cwfed.report.runs import read_run
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.report.finished import read_run
 from cwfed.reproduce import Workshop, find, items, judge
-from cwfed.reproduce.tables import models_sent
+from cwfed.reproduce.paper_tables import models_sent
 from tests.test_cli import cwfed
 
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from cwfed import algorithms
-from cwfed.errors import ConfigError
-from cwfed.reproduce import pictures, spec, tables
+from cwfed.core.errors import ConfigError
+from cwfed.reproduce import paper_tables, pictures, spec
 from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.verdict import Cell, Value, parse
 from tests.conftest import ROOT
@@ -17,7 +17,7 @@ PAPER = ROOT.parent / "shared" / "paper" / "cwfedavg.tex"
 
 @pytest.mark.parametrize("item", spec.items().values(), ids=lambda item: item.name)
 def test_every_spec_is_whole(item):
-    assert item.kind in tables.KINDS | pictures.KINDS
+    assert item.kind in paper_tables.KINDS | pictures.KINDS
     for scale in spec.SCALES:
         for name in item.settings:
             setup = spec.Setup(name, scale)
@@ -114,7 +114,7 @@ def test_a_setting_that_is_not_the_paper_s_is_named(key, value, row, tmp_path):
 def _settings_table(folder, **published):
     item = spec.find("hyperparameters")
     options = item.options | {"published": item.options["published"] | published}
-    return tables.hyperparameters(item.model_copy(update={"options": options}), Workshop("smoke", folder))
+    return paper_tables.hyperparameters(item.model_copy(update={"options": options}), Workshop("smoke", folder))
 
 
 def test_equal_runs_of_different_tables_share_a_folder(tmp_path):

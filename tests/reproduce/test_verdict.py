@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 from cwfed.reproduce import Outcome, find
 from cwfed.reproduce.pictures import coefficient_claims
 from cwfed.reproduce.verdict import (

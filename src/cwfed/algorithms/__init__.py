@@ -15,8 +15,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from cwfed.algorithms.base import Algorithm, ClientData
 from cwfed.algorithms.cwfedavg import CwFedAvg
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError, did_you_mean
-from cwfed.plugins import load_object
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.plugins import load_object
 
 __all__ = ["ALGORITHMS", "Algorithm", "ClientData", "CwFedAvg", "FedAvg", "build", "describe", "find", "name_of"]
 

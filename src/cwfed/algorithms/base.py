@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from cwfed.types import (
+from cwfed.core.types import (
     Batch,
     Cost,
     Download,
@@ -36,6 +36,10 @@ class ClientData(Protocol):
     """What an algorithm may ask of the client it runs at. Nothing of it leaves unless `finish` sends it."""
 
     @property
+    def output(self) -> str:
+        """The name of the network's output layer."""
+
+    @property
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
 
@@ -44,6 +48,11 @@ class ClientData(Protocol):
 
     def class_means(self, params: Params) -> Tensor:
         """The mean normalised feature of each class (K x features) under a model; zero where it has no sample."""
+
+    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the features of each class under a model: their mean (K x features) and their mean squared norm (K), zero
+        where it has no sample, and how many samples it has (K).
+        """
 
 
 @runtime_checkable

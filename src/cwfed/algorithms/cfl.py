@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cwfed import mixing
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Params, Sizes, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Params, Sizes, Task, Uploads
 
 
 @dataclass(frozen=True)

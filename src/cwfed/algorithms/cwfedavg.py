@@ -34,11 +34,11 @@ from typing import Any, ClassVar, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Form, Output, Params, Sizes, Start, Task, Uploads
+from cwfed.core import losses, mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Form, Output, Params, Sizes, Start, Task, Uploads
 
 
 class ClassWise(TypedDict):

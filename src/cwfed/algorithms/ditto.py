@@ -20,12 +20,12 @@ from typing import ClassVar
 
 from torch import nn
 
-from cwfed import losses
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.twin import OWN, of_network, of_twin, with_twin
-from cwfed.errors import ConfigError
-from cwfed.types import Batch, Download, Loss, Network, Params, Phase, Start, Task
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Params, Phase, Start, Task
 
 
 @dataclass(frozen=True)

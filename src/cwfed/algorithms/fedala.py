@@ -23,9 +23,9 @@ from torch import nn
 
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Loss, Network, Params, Pass, Start, Task, When
 from cwfed.models import attach, holder, task_of
-from cwfed.types import Batch, Download, Loss, Network, Params, Pass, Start, Task, When
 
 OMEGA = "omega."
 """Before the names of the tensors that are mixed: their weights."""

@@ -23,12 +23,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cwfed import losses, mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.own_models import EVERY_MODEL, no_models, parameters_only, server_numbers, with_uploads
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Output, Params, Phase, Sizes, Start, Task, Uploads
+from cwfed.core import losses, mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Output, Params, Phase, Sizes, Start, Task, Uploads
 
 
 @dataclass(frozen=True)

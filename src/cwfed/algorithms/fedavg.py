@@ -14,9 +14,9 @@ from typing import Any, ClassVar, TypedDict
 
 from torch import Tensor, nn
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
-from cwfed.types import (
+from cwfed.core import mixing
+from cwfed.core.types import (
     Batch,
     Cost,
     Download,
@@ -50,6 +50,9 @@ class FedAvg:
     keeps_model: ClassVar[bool] = False
     travels: ClassVar[str] = "2 models a participant: one down, one up"
     work: ClassVar[str] = "nothing beyond training and one weighted mean"
+
+    def __post_init__(self) -> None:
+        """Where a class refuses settings that cannot be; plug-ins call that of what is beneath them."""
 
     def costs(self, sizes: Sizes) -> list[Cost]:
         note = "every client keeps its own model" if self.keeps_model else f"every client keeps {sizes.kept:,}"

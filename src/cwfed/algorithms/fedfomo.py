@@ -26,13 +26,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.algorithms.own_models import EVERY_MODEL, no_models, server_numbers, with_uploads
-from cwfed.errors import ConfigError
-from cwfed.rng import stream
-from cwfed.types import Cost, Download, Form, Params, Phase, Sizes, Start, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream
+from cwfed.core.types import Cost, Download, Form, Params, Phase, Sizes, Start, Task, Uploads
 
 REFERENCE = "reference."
 """Before the name of a tensor: what it was before the last local training."""

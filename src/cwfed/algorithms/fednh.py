@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Form, Params, Sizes, Start, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Form, Params, Sizes, Start, Task, Uploads
 
 
 class PrototypeHead(nn.Linear):

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Pass, Start, Task, When
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Pass, Start, Task, When
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,7 @@ class FedPer(FedAvg):
     """The layers that stay with the client: "output", "all", "none", the last n, or layer names."""
 
     def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
-        stays = set(task.select(self.personal_layers))
-        if stays == set(task.parameters):
-            return names
-        layers = {name.rpartition(".")[0] for name in stays}
-        statistics = set(names) - set(task.parameters)  # those of a personal norm layer stay with it
-        return tuple(n for n in names if n in stays or (n in statistics and n.rpartition(".")[0] in layers))
+        return task.tensors(self.personal_layers, names)
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         kept = set(self.keeps(names, task))

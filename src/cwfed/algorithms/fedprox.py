@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from cwfed import losses
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Download, Output, Params, Start
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Download, Output, Params, Start
 
 
 @dataclass(frozen=True)

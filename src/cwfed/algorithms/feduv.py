@@ -21,10 +21,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from cwfed import losses
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Output, Params, Phase, Start
+from cwfed.core import losses
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Output, Params, Phase, Start
 
 
 @dataclass(frozen=True)

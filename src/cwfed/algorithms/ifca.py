@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from cwfed import mixing
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.errors import ConfigError
-from cwfed.types import Cost, Download, Form, Params, Sizes, Start, Task, Uploads
+from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Cost, Download, Form, Params, Sizes, Start, Task, Uploads
 
 
 @dataclass(frozen=True)

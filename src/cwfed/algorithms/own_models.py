@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cwfed.types import Params, Sizes, Task, Uploads
+from cwfed.core.types import Params, Sizes, Task, Uploads
 
 EVERY_MODEL = "the server keeps every client's model; every client keeps its own model"
 

@@ -6,8 +6,8 @@ import copy
 
 from torch import nn
 
+from cwfed.core.types import Params
 from cwfed.models import attach
-from cwfed.types import Params
 
 OWN = "own."
 """Before the names of the second model's tensors."""

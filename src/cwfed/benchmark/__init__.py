@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from cwfed.benchmark.workloads import WORKLOADS, Workload, reference_module
+from cwfed.core.errors import ConfigError, RunError, did_you_mean
 from cwfed.engine import cores
 from cwfed.engine.precision import bf16_speed
-from cwfed.errors import ConfigError, RunError, did_you_mean
-from cwfed.manifest import cpu_name, instruction_set
+from cwfed.federation.manifest import cpu_name, instruction_set
 
 OUTSIDE = 0.05
 """What everything beside gradient steps and evaluation may take of a round."""
@@ -118,7 +118,7 @@ Ask = Callable[..., dict[str, Any]]
 def _side(who: str, workload: Workload, quick: bool) -> Iterator[Ask]:
     """A process that measures when it is asked to, and its answers; without a number, what it says first."""
     samples = str(workload.samples[0 if quick else 1])
-    command = [sys.executable, "-m", "cwfed.benchmark.runner", who, workload.name, samples]
+    command = [sys.executable, "-m", "cwfed.benchmark.contestant", who, workload.name, samples]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import numpy as np
 
+from cwfed.core.errors import ConfigError
 from cwfed.data import Dataset
-from cwfed.errors import ConfigError
 
 HERE = "cwfed.benchmark.workloads"
 SAMPLES = 0

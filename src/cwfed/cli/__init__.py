@@ -8,8 +8,8 @@ import sys
 
 from cwfed.cli import about, data, flower, privacy, report, reproduce, run
 from cwfed.cli.app import app
-from cwfed.console import err, escape
-from cwfed.errors import CwfedError, Interrupted
+from cwfed.core.errors import CwfedError, Interrupted
+from cwfed.core.terminal import err, escape
 
 __all__ = ["about", "app", "check_text", "data", "flower", "main", "privacy", "report", "reproduce", "run"]
 

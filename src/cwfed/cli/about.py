@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from cwfed.cli.app import JsonOption, app
-from cwfed.console import attribute_docs, out, print_table
-from cwfed.errors import CwfedError
-from cwfed.fitting import FittedTable
+from cwfed.cli.console import attribute_docs, print_table
+from cwfed.core.errors import CwfedError
+from cwfed.core.terminal import out
+from cwfed.report.fitting import FittedTable
 
 
 @app.command()
@@ -76,7 +77,7 @@ def cost(
     """What each method costs: numbers the server stores and numbers that travel in a round."""
     import dataclasses
 
-    from cwfed.cost import costs
+    from cwfed.federation.cost import costs
     from cwfed.models import InputShape
 
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cwfed.config import Config
+    from cwfed.federation.config import Config
 
 app = typer.Typer(
     help="Personalised federated learning around class-wise federated averaging (cwFedAvg).",
@@ -36,8 +36,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 def load_config(path: Path | None, settings: list[str], resumed: Path | None = None) -> Config:
     """The config of a file, or of the run that is resumed, with settings on top."""
-    from cwfed import config as configs
-    from cwfed.folder import RunFolder
+    from cwfed.federation import config as configs
+    from cwfed.runs.folder import RunFolder
 
     if resumed and RunFolder(resumed).exists:
         return configs.with_settings(RunFolder(resumed).config(imports=True), settings)

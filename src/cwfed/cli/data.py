@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
-from cwfed.console import err, escape, out, print_heat_map, print_table
-from cwfed.errors import CwfedError
-from cwfed.fitting import FittedTable
+from cwfed.cli.console import print_heat_map, print_table
+from cwfed.core.errors import CwfedError
+from cwfed.core.terminal import err, escape, out
+from cwfed.report.fitting import FittedTable
 
 data_app = typer.Typer(help="Data sets: what there is, who holds what, decode ahead of time.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -53,7 +54,7 @@ def data_show(
 ) -> None:
     """Who holds what: samples of each class at each client."""
     from cwfed.data import who_holds_nothing
-    from cwfed.experiment import deal
+    from cwfed.federation.experiment import deal
 
     chosen = load_config(config, set_ or [])
     federation = deal(chosen, data_dir)
@@ -110,7 +111,7 @@ def data_export(
 ) -> None:
     """Write each client's share into a folder of its own, for the nodes of a real federation."""
     from cwfed import data
-    from cwfed.experiment import deal
+    from cwfed.federation.experiment import deal
 
     written = data.export(deal(load_config(config, set_ or []), data_dir), folder)
     out.print(f"{len(written)} clients in {escape(str(folder))}, from {written[0].name} to {written[-1].name}")

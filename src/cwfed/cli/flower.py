@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
-from cwfed.console import err, escape, out, print_summary, progress
-from cwfed.errors import CwfedError, Interrupted
+from cwfed.cli.console import print_summary, progress
+from cwfed.core.errors import CwfedError, Interrupted
+from cwfed.core.terminal import err, escape, out
 
 if TYPE_CHECKING:
     from cwfed.flower.local import LocalFederation
@@ -38,7 +39,7 @@ def flower_new(
     """Write a Flower app that is ready for `flwr run`, with the guards of a federation of strangers."""
     from cwfed.flower.plan import Plan
     from cwfed.flower.project import with_most_samples, write_project
-    from cwfed.folder import flat
+    from cwfed.runs.folder import flat
 
     settings = set_ or []
     if config is None:  # the digits, as in the demo: a first run takes a minute
@@ -100,7 +101,7 @@ def flower_up(
     names = [node_name(number) for number in range(federation.plan.federation.nodes)]
     if problem := _run(federation, names):
         raise CwfedError(f"the run {problem} (more in {folder / 'logs' / 'superlink.log'})")
-    from cwfed.folder import RunFolder
+    from cwfed.runs.folder import RunFolder
 
     print_summary(RunFolder(folder / "server").read_json("summary.json", "reported"))
     where = escape(str(folder))
@@ -285,7 +286,7 @@ def flower_rollback(
     round_: Annotated[int, typer.Option("--round", min=0, help="The round to go back to.")],
 ) -> None:
     """Go back to the checkpoint of a round; what came after it is put aside, and the run goes on from there."""
-    from cwfed.folder import RunFolder
+    from cwfed.runs.folder import RunFolder
 
     run = RunFolder(folder / "run" if (folder / "server.toml").exists() else folder)
     with run.locked():

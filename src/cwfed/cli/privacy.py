@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from cwfed.cli.app import JsonOption, app
+from cwfed.cli.console import print_table
 from cwfed.cli.report import RunsArgument
-from cwfed.console import err, escape, out, print_table
-from cwfed.errors import CwfedError, RunError
-from cwfed.fitting import FittedTable
+from cwfed.core.errors import CwfedError, RunError
+from cwfed.core.terminal import err, escape, out
+from cwfed.report.fitting import FittedTable
 
 
 @app.command()
@@ -26,9 +27,9 @@ def privacy(
     as_json: JsonOption = False,
 ) -> None:
     """How well the server can rebuild each client's class counts from what it received, round by round."""
+    from cwfed.report import audit as auditing
     from cwfed.report import figures as drawing
-    from cwfed.report import privacy as auditing
-    from cwfed.report import runs as reading
+    from cwfed.report import finished as reading
 
     wanted = [ending.strip() for ending in formats.split(",")]
     drawing.check_formats(wanted)

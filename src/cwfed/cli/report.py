@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cwfed.cli.app import JsonOption, app
-from cwfed.console import err, escape, out, print_table
-from cwfed.errors import CwfedError, RunError
-from cwfed.fitting import FittedTable
+from cwfed.cli.console import print_table
+from cwfed.core.errors import CwfedError, RunError
+from cwfed.core.terminal import err, escape, out
+from cwfed.report.fitting import FittedTable
 
 if TYPE_CHECKING:
-    from cwfed.report.runs import Group, LeftOut
+    from cwfed.report.finished import Group, LeftOut
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Run folders, or folders with run folders below them.")]
 
@@ -27,7 +28,7 @@ def report(
 ) -> None:
     """One page about finished runs: table, curves, clients, heat maps. It works offline, in one file."""
     from cwfed.report import page
-    from cwfed.report.runs import APART
+    from cwfed.report.finished import APART
 
     groups, left_out = _groups(runs)
     heading = title or (groups[0].title if len(groups) == 1 else f"{len(groups)} experiments")
@@ -109,7 +110,7 @@ def list_runs(
 
 
 def _groups(paths: list[Path]) -> tuple[list[Group], list[LeftOut]]:
-    from cwfed.report import runs as reading
+    from cwfed.report import finished as reading
 
     records, left_out = reading.collect(paths)
     for folder in left_out:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cwfed.cli.app import DataDirOption, JsonOption, app
-from cwfed.console import err, escape, out, print_table, progress
-from cwfed.errors import ConfigError, CwfedError
-from cwfed.fitting import FittedTable
+from cwfed.cli.console import print_table, progress
+from cwfed.core.errors import ConfigError, CwfedError
+from cwfed.core.terminal import err, escape, out
+from cwfed.report.fitting import FittedTable
 
 if TYPE_CHECKING:
     from cwfed.reproduce import Item, Outcome, Workshop
@@ -32,9 +33,9 @@ def reproduce(
     as_json: JsonOption = False,
 ) -> None:
     """The paper's tables and figures: run what they need, put our numbers beside the published ones, judge."""
-    from cwfed import compare
     from cwfed import reproduce as reproducing
     from cwfed.report.figures import check_formats
+    from cwfed.runs import compare
 
     if names == ["list"]:
         _print_list(as_json)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, TrackOption, app, load_config
-from cwfed.console import err, escape, out, print_bench, print_summary, print_table, progress
-from cwfed.errors import CwfedError
+from cwfed.cli.console import print_bench, print_summary, print_table, progress
+from cwfed.core.errors import CwfedError
+from cwfed.core.terminal import err, escape, out
 
 if TYPE_CHECKING:
-    from cwfed.config import Config
+    from cwfed.federation.config import Config
 
 
 @app.command()
@@ -31,7 +32,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run one experiment and leave its folder."""
-    from cwfed import session
+    from cwfed.runs import session
 
     if resume and out_dir is None:
         raise CwfedError("--resume needs the folder of the run: --out DIR")
@@ -87,7 +88,7 @@ def demo(
     out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs and the report.")] = Path("demo"),
 ) -> None:
     """FedAvg against cwFedAvg on the digits inside scikit-learn: about a minute, a table and a page."""
-    from cwfed import config as configs
+    from cwfed.federation import config as configs
 
     out.print(
         "20 clients, each holding two of the ten digits. FedAvg gives everybody the same model; cwFedAvg averages\n"
@@ -143,9 +144,9 @@ def _compare(
     quiet: bool,
     track: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    from cwfed import compare as comparing
     from cwfed.report import figures, page, tables
-    from cwfed.report.runs import Group, Method, describe, read_run
+    from cwfed.report.finished import Group, Method, describe, read_run
+    from cwfed.runs import compare as comparing
 
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
     with progress(folder, "the same command goes on with it") as watch:

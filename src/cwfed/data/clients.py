@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cwfed.core.errors import ConfigError, DataError
+from cwfed.core.rng import stream
 from cwfed.data.dataset import Dataset, write
 from cwfed.data.partition import Indices, PartitionSpec, partition, split
-from cwfed.errors import ConfigError, DataError
 from cwfed.models.shape import InputShape
-from cwfed.rng import stream
 
 GATHERED = 4_000_000
 """At most so many numbers of inputs are gathered ahead."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cwfed import files
-from cwfed.errors import MOST_NAME, DataError, plain
+from cwfed.core import files
+from cwfed.core.errors import MOST_NAME, DataError, plain
 
 CACHE_VERSION = 1
 """Part of every cache key: raise it when decoding changes."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cwfed.errors import DataError
+from cwfed.core.errors import DataError
 
 Picture = bytes | Path
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cwfed.errors import ConfigError, DataError
-from cwfed.plugins import load_object, why
-from cwfed.rng import stream
+from cwfed.core.errors import ConfigError, DataError
+from cwfed.core.plugins import load_object, why
+from cwfed.core.rng import stream
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]

@@ -17,11 +17,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cwfed.core.errors import DataError
+from cwfed.core.files import check_regular, read_text
 from cwfed.data import pickled
 from cwfed.data.dataset import Dataset
 from cwfed.data.text import PADDING
-from cwfed.errors import DataError
-from cwfed.files import check_regular, read_text
 
 MOST_NAMES = 10_000_000
 """Classes or words that a folder may have: a name is made for each, and a wrong number must not fill the memory."""

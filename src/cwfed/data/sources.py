@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cwfed.core.errors import ConfigError, CwfedError, DataError, did_you_mean
+from cwfed.core.files import check_regular
+from cwfed.core.plugins import load_object, why
 from cwfed.data import images, pfllib, text
 from cwfed.data.dataset import CACHE_VERSION, Dataset, cached, read
-from cwfed.errors import ConfigError, CwfedError, DataError, did_you_mean
-from cwfed.files import check_regular
-from cwfed.plugins import load_object, why
 
 
 @dataclass(frozen=True)

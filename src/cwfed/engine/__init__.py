@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cwfed.core.errors import ConfigError
 from cwfed.data import Samples
-from cwfed.engine.base import Candidate, Job, Loop, Score, Visit, Visited
-from cwfed.engine.bench import LocalTraining
+from cwfed.engine.base import Candidate, Engine, Job, Score, Visit, Visited
+from cwfed.engine.loop import Loop
 from cwfed.engine.threads import Threads
 from cwfed.engine.vmap import CannotVmap, Vmap
-from cwfed.errors import ConfigError
+from cwfed.engine.worker import LocalTraining
 
 __all__ = [
     "Candidate",
     "Choice",
+    "Engine",
     "Job",
     "Loop",
     "Score",
@@ -74,7 +76,7 @@ class Choice:
     """Whether the same clients take part in every round."""
 
 
-def choose(job: Job, choice: Choice) -> Loop:
+def choose(job: Job, choice: Choice) -> Engine:
     """The engine for a job. What "auto" picks depends on the experiment alone, never on a clock."""
     workers = min(choice.workers or cores(), len(job.federation))
     name, reason, how = choice.name, "", job.how
@@ -88,7 +90,7 @@ def choose(job: Job, choice: Choice) -> Loop:
         if how.precision != "fp32":
             raise ConfigError('run.engine = "vmap" computes in fp32 only; for bf16 use "threads" or "auto"')
         try:
-            engine: Loop = Vmap(
+            engine: Engine = Vmap(
                 job,
                 compile=choice.compile,
                 rounds=choice.rounds,

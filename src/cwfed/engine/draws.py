@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cwfed.errors import RunError
+from cwfed.core.errors import RunError
 
 
 def seed(network: nn.Module, generator: torch.Generator) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from cwfed.core.types import Params
 
 
 def along(rate: Tensor, like: Tensor) -> Tensor:
@@ -70,4 +73,16 @@ def lookups(model: nn.Module, inputs: NDArray[Any]) -> dict[str, Lookup]:
                 module.__class__ = Lookup
                 assert isinstance(module, Lookup)
                 found[f"{name}.weight"] = module
+    return found
+
+
+def look_up(names: Iterable[str], models: Sequence[Params], inputs: Tensor) -> Params:
+    """The embeddings of these names that each client's model has for its tokens."""
+    found = {}
+    for name in names:
+        width = models[0][name].shape[1]
+        rows = torch.empty(*inputs.shape, width, device=inputs.device)
+        for model, tokens, place in zip(models, inputs, rows, strict=True):
+            torch.index_select(model[name].to(inputs.device), 0, tokens.flatten(), out=place.view(-1, width))
+        found[name] = rows
     return found

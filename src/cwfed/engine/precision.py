@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 
@@ -30,10 +30,10 @@ PATIENCE = 30.0
 def to_bf16(network: nn.Module, output: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
     """Make a network compute in bf16; pairs of its bf16 parameters and their float32 masters."""
     pairs = []
+    inside = set(output.modules())  # what an algorithm has put into the output layer stays float32 with it
+    output.register_forward_pre_hook(_in_float32)
     for module in network.modules():
-        if module is output:
-            module.register_forward_pre_hook(_in_float32)
-        elif isinstance(module, CAST):
+        if isinstance(module, CAST) and module not in inside:
             module.register_forward_pre_hook(_in_bfloat16)
             for parameter in module.parameters(recurse=False):
                 if parameter.dtype == torch.bfloat16:  # shared with a layer that was cast before

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from cwfed import dp
 from cwfed.algorithms import FedAvg
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import Batch, Download, Output, Params, Pass, Start, When
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
-from cwfed.engine.bench import Bench, ClientView, LocalTraining
-from cwfed.errors import ConfigError
-from cwfed.noise import Seeded
-from cwfed.types import Batch, Download, Output, Params, Pass, Start, When
+from cwfed.engine.worker import Bench, ClientView, LocalTraining
+from cwfed.privacy import dp
+from cwfed.privacy.noise import Seeded
 
 BEYOND = "privacy.dp: the algorithm asks its clients for {}, which clipped gradients do not cover: choose another algorithm"
 
@@ -42,6 +42,9 @@ class PrivateView(ClientView):
         raise ConfigError(BEYOND.format("losses on their data"))
 
     def class_means(self, params: Params) -> Tensor:
+        raise ConfigError(BEYOND.format("mean features of their data"))
+
+    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
         raise ConfigError(BEYOND.format("mean features of their data"))
 
 

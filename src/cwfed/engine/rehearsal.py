@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
 
 from cwfed.algorithms import FedAvg
-from cwfed.errors import ConfigError, did_you_mean
-from cwfed.types import Batch, Download, Params, Pass, Start, Task, When
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.types import Batch, Download, Params, Pass, Start, Task, When
 
 if TYPE_CHECKING:
     from cwfed.engine.base import Visit
-    from cwfed.engine.bench import Bench, LocalTraining
+    from cwfed.engine.worker import Bench, LocalTraining
 
 
 def rehearse(bench: Bench, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining) -> None:
@@ -35,13 +34,10 @@ def rehearse(bench: Bench, algorithm: FedAvg, task: Task, got: Download, visit: 
 
 def check_pass(one: Pass, what: str, params: Params) -> None:
     """One sentence for a pass that cannot be made."""
-    if one.trained is not None:
-        if unknown := [name for name in one.trained if name not in params]:
-            raise ConfigError(
-                f"{what} trains {unknown[0]}, which the network lacks: {did_you_mean(unknown[0], params)}"
-            )
-        if not one.trained:
-            raise ConfigError(f"{what} trains nothing: name the tensors that move, or leave the pass out")
+    if unknown := [name for name in (*(one.trained or ()), *one.fixed) if name not in params]:
+        raise ConfigError(f"{what} names {unknown[0]}, which the network lacks: {did_you_mean(unknown[0], params)}")
+    if not one.moving(name for name, parameter in params.items() if parameter.requires_grad):
+        raise ConfigError(f"{what} trains nothing: name the tensors that move, or leave the pass out")
     if (one.epochs is not None and one.epochs < 0) or (one.steps is not None and one.steps < 0):
         raise ConfigError(f"{what} must not have a negative number of epochs or steps")
     if not 0 < one.share <= 1:
@@ -57,10 +53,9 @@ def check_loss(algorithm: FedAvg, bench: Bench, batch: Batch, start: Start, one:
     if bad:
         shape = tuple(bad[0].shape) if isinstance(bad[0], Tensor) else type(bad[0]).__name__
         raise ConfigError(f"the loss of {name} must be two numbers (loss and penalty), one of them is {shape}")
-    moving: Sequence[str] = (
-        one.trained if one.trained is not None else [n for n, p in bench.params.items() if p.requires_grad]
-    )
-    leaves = [bench.params[n].requires_grad_() for n in moving]
+    moving = one.moving(n for n, p in bench.params.items() if p.requires_grad)
+    bench.choose(one)
+    leaves = bench.moving
     total = sum(algorithm.loss(bench.network, bench.params, batch, start, one.stage), torch.zeros(()))
     reached = total.requires_grad and any(
         g is not None for g in torch.autograd.grad(total, leaves, allow_unused=True)

@@ -6,38 +6,35 @@ time of one. Each client's arithmetic is that of the loop, so the bits are the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 
-from cwfed.engine.base import Item, Job, Loop, Result
-from cwfed.engine.bench import Bench
+from cwfed.engine.base import Call, Job
+from cwfed.engine.loop import Distributor
+from cwfed.engine.tasks import ClientTasks
 
 
-class Threads(Loop):
+class Threads(Distributor):
     """The loop's work, spread over a pool of threads."""
 
     name = "threads"
 
     def __init__(self, job: Job, workers: int) -> None:
         super().__init__(job, workers)
+        self._stop = threading.Event()
         # torch keeps its number of compute threads per calling thread
         self._pool = ThreadPoolExecutor(self.workers, "cwfed", initializer=torch.set_num_threads, initargs=(1,))
-        self._free: SimpleQueue[Bench] = SimpleQueue()
-        for bench in self._benches:
-            self._free.put(bench)
+        self._free: SimpleQueue[ClientTasks] = SimpleQueue()
+        for _ in range(workers):
+            self._free.put(ClientTasks(job, self._outbox, self._stop))
 
-    def map(self, function: Callable[[Bench, Item], Result], items: Iterable[Item]) -> list[Result]:
-        def on_a_bench(item: Item) -> Result:
-            bench = self._free.get()
-            try:
-                return function(bench, item)
-            finally:
-                self._free.put(bench)
-
-        futures = [self._pool.submit(on_a_bench, item) for item in items]
+    def spread(self, call: Call, items: Sequence[Any]) -> list[Any]:
+        futures = [self._pool.submit(self._do, call, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -47,7 +44,15 @@ class Threads(Loop):
                 future.cancel()
             raise
 
+    def _do(self, call: Call, item: Any) -> Any:
+        """On this thread, by a worker that is free."""
+        worker = self._free.get()
+        try:
+            return worker.do(call, item)
+        finally:
+            self._free.put(worker)
+
     def close(self) -> None:
-        super().close()
+        self._stop.set()
         self._pool.shutdown(cancel_futures=True)
         self._free = SimpleQueue()

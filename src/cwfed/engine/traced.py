@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from cwfed.errors import RunError
+from cwfed.core.errors import RunError
 
 TRACE_AFTER = 50
 """Calls of one shape before it is traced: a trace takes as long as some dozens of calls."""

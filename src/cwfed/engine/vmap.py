@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,90 +25,56 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from cwfed import augment
-from cwfed.data.clients import GATHERED
+from cwfed.core import augment
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.metrics import OwnSums
+from cwfed.core.mixing import rows as rows_of
+from cwfed.core.optimizers import clipped
+from cwfed.core.rng import stream
+from cwfed.core.types import Batch, Download, Output, Params, Pass, Start, nbytes
 from cwfed.data.partition import Indices
 from cwfed.engine import draws
-from cwfed.engine.base import Candidate, Job, Loop, Score, Trained, Visit, Visited, overrides, scores_of
-from cwfed.engine.bench import OPTIMIZER, Stopped, batches, purpose, require_whole
-from cwfed.engine.embeddings import Table, along, lookups
+from cwfed.engine.base import Call, Candidate, Job, Score, Trained, Visit, Visited, overrides, scores_of
+from cwfed.engine.embeddings import Table, along, look_up, lookups
+from cwfed.engine.group import Group, stacked
+from cwfed.engine.loop import Loop
+from cwfed.engine.questions import Questions, add_own, questions
 from cwfed.engine.traced import Traced
-from cwfed.errors import ConfigError, RunError
-from cwfed.metrics import OwnSums, Places
-from cwfed.mixing import rows as rows_of
-from cwfed.optimizers import clipped
-from cwfed.rng import stream
-from cwfed.types import Batch, Output, Params, Pass, Start, nbytes
+from cwfed.engine.worker import OPTIMIZER, Stopped, batches, purpose
 
 TOGETHER = 256
 """At most so many clients in one step."""
 MEMORY = 2**31
 """At most so many bytes of models in one step."""
-MEASURED = 4096
-"""At most so many samples measured at once, over all clients."""
 COMPILE_FOR = 20_000
 """Steps of a run that pay for compiling one: some ten seconds, or two where it was compiled before."""
-
-
-class Questions(NamedTuple):
-    """The samples that clients are asked about, clients x samples; who has fewer repeats some, which are not counted."""
-
-    parts: list[tuple[int, int]]
-    """How many of each client's are of its test data, and of its validation data."""
-    is_test: Tensor
-    places: Places
-    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
-
-
-class Group(NamedTuple):
-    """Clients that train together; every tensor has a leading axis of clients."""
-
-    trained: Params
-    fixed: Params
-    """Parameters without a gradient."""
-    buffers: Params
-    anchor: Params
-    notes: Params
-    optimizer: Params
-
-    @property
-    def params(self) -> Params:
-        """All parameters but embeddings that are looked up."""
-        return self.trained | self.fixed
-
-    def training(self, names: Iterable[str]) -> Group:
-        """The same where these parameters are trained, and no others."""
-        chosen = set(names)
-        trained = {n: w for n, w in self.params.items() if n in chosen}
-        return self._replace(trained=trained, fixed={n: w for n, w in self.params.items() if n not in chosen})
-
-    def first(self, count: int) -> Group:
-        """Views of the first so many clients."""
-        return Group(*({name: tensor[:count] for name, tensor in kind.items()} for kind in self))
 
 
 class CannotVmap(ConfigError):
     """The model or the penalty does something that torch cannot batch."""
 
 
-class Vmap(Loop):
+class Vmap:
     """Every client's step in one operation with a leading axis of clients."""
 
     name = "vmap"
+    workers = 1
 
     def __init__(
         self, job: Job, *, compile: str = "never", rounds: int = 1, steady: bool = True, lenient: bool = False
     ) -> None:
         """`steady`: the same clients take part in every round. `lenient`: what cannot be vmapped is done as by the loop."""
-        super().__init__(job)
-        self.lenient = lenient
+        self.job, self.algorithm, self.federation, self.how = job, job.algorithm, job.federation, job.how
+        self.why, self.lenient = "", lenient
+        self._loop = Loop(job)
+        """Does what is not batched."""
+        self._worker, self._bench = self._loop.worker, self._loop.worker.bench
         self._proved: bool | None = None
         can_compile = any(map(shutil.which, ("g++", "clang++", "c++")))
         if compile == "always" and not can_compile:
             raise ConfigError('run.compile = "always" needs a C++ compiler, and there is none on this machine')
         longest = max(len(shard.train) for shard in self.federation.shards.values())
         steps = rounds * self.how.epochs * max(1, longest // self.how.batch_size)
-        self._bench = self._benches[0]
         if compile == "always" and self._bench.buffers:
             raise ConfigError('run.compile = "always" cannot be used with a model that has running statistics')
         # Other clients are other shapes, and each would be another compilation.
@@ -140,16 +106,30 @@ class Vmap(Loop):
         inputs, _ = self._bench.samples.batch(np.stack([shard.train[: self.how.batch_size]] * 2))
         try:
             self._bench.model.train()
-            self._answers(group.params, group.buffers, self._look_up([model] * 2, inputs), inputs)
+            self._answers(group.params, group.buffers, look_up(self._lookups, [model] * 2, inputs), inputs)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise CannotVmap(
                 f'run.engine = "vmap" cannot be used with this model, use "threads": {str(error).splitlines()[0]}'
             ) from None
 
+    # --- what is done as by the loop
+
+    def try_training(self) -> None:
+        self._loop.try_training()
+
+    def rehearse(self, state: Any, visit: Visit) -> None:
+        self._loop.rehearse(state, visit)
+
+    def download(self, state: Any, visit: Visit) -> Download:
+        return self._loop.download(state, visit)
+
+    def personal(self, round_: int, state: Any, visits: Sequence[Visit], is_tuned: bool = False) -> list[Params]:
+        return self._loop.personal(round_, state, visits, is_tuned)
+
     def close(self) -> None:
-        super().close()
+        self._loop.close()
         self._asked.clear()
-        for held in ("_bench", "_answers", "_steps", "_judge", "_lookups"):
+        for held in ("_worker", "_bench", "_answers", "_steps", "_judge", "_lookups"):
             self.__dict__.pop(held, None)  # they know the network, and through it the data
 
     # --- one step, pure but for the parameters it moves
@@ -178,7 +158,7 @@ class Vmap(Loop):
                 buffers = {name: b.clone() for name, b in buffers.items()}
             elif statistics:
                 buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
-            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight])
+            return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight], buffers)
 
         batch = Batch(inputs, labels, self.how.label_smoothing)
         found = self.algorithm.loss(network, params, batch, Start({}, group.anchor, group.notes), stage)
@@ -232,7 +212,7 @@ class Vmap(Loop):
 
     def visit(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
         if self._proved is False:
-            return super().visit(round_, state, visits, out)
+            return self._loop.visit(round_, state, visits, out)
         try:
             visited = self._visit_together(round_, state, visits, out)
         except (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError) as error:
@@ -242,17 +222,17 @@ class Vmap(Loop):
             if not self.lenient:
                 raise RunError(f'this cannot be vmapped, use run.engine = "threads": {reason}') from None
             self._proved, self.why = False, f"this cannot be vmapped: {reason}"
-            return super().visit(round_, state, visits, out)
+            return self._loop.visit(round_, state, visits, out)
         self._proved = True
         return visited
 
     def _visit_together(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
         starts, downloads, begun = [], [], []
         for visit in visits:
-            got = self.download(state, visit)
+            got = self._loop.download(state, visit)
             start = self.algorithm.begin(got, visit.own, self._bench.view(visit.client, visit.statistics))
             if overrides(self.algorithm, "passes") and self.algorithm.passes("receipt", self.job.task, start):
-                start = self._received(self._bench, round_, visit, start)
+                start = self._worker.received(round_, visit, start)
                 visit = replace(visit, statistics=self._bench.copy_of(visit.statistics))
             starts.append(start)
             downloads.append(got)
@@ -263,7 +243,9 @@ class Vmap(Loop):
             self._test_penalty(alike, chosen[0], chosen_starts[0])
             trained |= self._train(round_, alike, chosen, chosen_starts, rows, out)
         return [
-            self.visited(self._bench, visit, downloads[row], starts[row], trained[row], out, row)
+            self._worker.visited(
+                visit, downloads[row], starts[row], trained[row], {name: stack[row] for name, stack in out.items()}
+            )
             for row, visit in enumerate(begun)
         ]
 
@@ -317,7 +299,7 @@ class Vmap(Loop):
         sums, steps = np.zeros((len(rows), 2)), np.zeros(len(rows))
         kept_states: Params = {}
         for index, one in enumerate(passes):
-            group = group.training(every if one.trained is None else one.trained)
+            group = group.training(one.moving(every))
             if not self.how.is_plain:
                 group = group._replace(optimizer=self._optimizer(index, group, visits))
             plans = [self._plan(round_, index, one, visit.client) for visit in visits]
@@ -397,7 +379,7 @@ class Vmap(Loop):
         for at, ((inputs, labels), rate, active) in enumerate(
             zip(batches, rates, trains.sum(1).tolist(), strict=True)
         ):
-            if self._stop.is_set():
+            if self._bench.stop.is_set():
                 raise Stopped
             if among != (among := self._how_many(active, len(plans), padded)):
                 now = group.first(among)
@@ -430,27 +412,7 @@ class Vmap(Loop):
         return own[np.asarray(batches(len(own), self.how, one, rng))]
 
     def _group(self, starts: Sequence[Start], statistics: Sequence[Params]) -> Group:
-        """Clients' tensors stacked on the bench's device."""
-        bench = self._bench
-        complete = [own | start.params for start, own in zip(starts, statistics, strict=True)]
-        for model in complete:
-            if bench.params.keys() - model.keys():
-                require_whole(model, bench.params | {name: b for name, b in model.items() if name in bench.buffers})
-
-        def stack(tensors: Sequence[Params], names: Iterable[str]) -> Params:
-            return {n: torch.stack([tensor[n] for tensor in tensors]).to(bench.samples.device) for n in names}
-
-        params = stack(complete, [name for name in bench.params if name not in self._lookups])
-        trained = {n: w for n, w in params.items() if bench.params[n].requires_grad}
-        counts = {n: b.expand(len(starts), *b.shape).clone() for n, b in bench.initial_buffers.items()}
-        return Group(
-            trained=trained,
-            fixed={n: w for n, w in params.items() if n not in trained},
-            buffers=counts | stack(complete, [name for name in counts if name in complete[0]]),
-            anchor=stack([start.anchor for start in starts], starts[0].anchor),
-            notes=stack([start.notes for start in starts], starts[0].notes),
-            optimizer={},
-        )
+        return stacked(self._bench, starts, statistics, apart=self._lookups)
 
     # --- embeddings
 
@@ -462,26 +424,15 @@ class Vmap(Loop):
         device = self._bench.samples.device
         return {name: Table(out[name].to(device), torch.tensor(rows, device=device)) for name in self._lookups}
 
-    def _look_up(self, models: Sequence[Params], inputs: Tensor) -> Params:
-        """The embeddings that each client's model has for its tokens."""
-        found = {}
-        for name in self._lookups:
-            width = models[0][name].shape[1]
-            rows = torch.empty(*inputs.shape, width, device=inputs.device)
-            for model, tokens, place in zip(models, inputs, rows, strict=True):
-                torch.index_select(model[name].to(inputs.device), 0, tokens.flatten(), out=place.view(-1, width))
-            found[name] = rows
-        return found
-
     # --- measuring
 
     def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
-        scores = []
+        scores, call = [], Call("measure", round_, state)
         for at in range(0, len(candidates), self._together):
             chosen = candidates[at : at + self._together]
-            models = [self._candidate(self._bench, round_, state, c) for c in chosen]
+            models = [self._worker.candidate(call, candidate) for candidate in chosen]
             if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
-                scores += super().measure([replace(c, model=m) for c, m in zip(chosen, models, strict=True)])
+                scores += self._loop.measure([replace(c, model=m) for c, m in zip(chosen, models, strict=True)])
             else:
                 scores += self._score_each(models, [c.visit for c in chosen])
         return scores
@@ -493,9 +444,9 @@ class Vmap(Loop):
         group = self._group([Start(model) for model in models], [visit.statistics for visit in visits])
         asked = self._questions(tuple(visit.client for visit in visits))
         found: list[tuple[Tensor, ...]] = []
-        own, at = OwnSums(self.metrics, 2 * len(visits)), 0
+        own, at = OwnSums(self.job.metrics, 2 * len(visits)), 0
         for inputs, labels in asked.batches():
-            rows = self._look_up(models, inputs)
+            rows = look_up(self._lookups, models, inputs)
             *answers, logits = self._judge(
                 inputs.shape,
                 group.params,
@@ -506,8 +457,8 @@ class Vmap(Loop):
                 compile=self.compile,
             )
             found.append(tuple(answers))
-            if self.metrics:
-                self._add_own(own, asked.parts, at, logits, labels)
+            if self.job.metrics:
+                add_own(own, asked.parts, at, logits, labels)
             at += labels.shape[1]
         if not found:
             nothing = np.zeros((2 * len(visits), 4, self.federation.data.classes))
@@ -516,16 +467,6 @@ class Vmap(Loop):
         loss = loss.double()
         losses = torch.where(asked.is_test, loss, 0.0).sum(1)
         return scores_of(asked.places.count(predicted.numpy(), right.numpy(), loss.numpy()), losses.tolist(), own)
-
-    def _add_own(
-        self, own: OwnSums, parts: Sequence[tuple[int, int]], at: int, logits: Tensor, labels: Tensor
-    ) -> None:
-        """What a batch, from this position on, adds to the sums of the user's own metrics."""
-        for i, (tests, validations) in enumerate(parts):
-            for part, first, end in ((2 * i, 0, tests), (2 * i + 1, tests, tests + validations)):
-                here = slice(max(first - at, 0), min(end - at, labels.shape[1]))
-                if here.start < here.stop:
-                    own.add(part, logits[i, here], labels[i, here])
 
     def _answer_and_compare(
         self, params: Params, buffers: Params, rows: Params, inputs: Tensor, labels: Tensor
@@ -538,27 +479,6 @@ class Vmap(Loop):
 
     def _questions(self, clients: tuple[int, ...]) -> Questions:
         """The same for every round."""
-        if clients in self._asked:
-            return self._asked[clients]
-        shards = [self.federation.shards[c] for c in clients]
-        parts = [np.concatenate([s.test, s.validation]) for s in shards]
-        longest = max(len(part) for part in parts)
-        place = torch.arange(longest)
-        tests = torch.tensor([len(s.test) for s in shards])[:, None]
-        ends = torch.tensor([len(part) for part in parts])[:, None]
-        indices = np.stack([np.resize(part, longest) if len(part) else np.zeros(longest, np.int64) for part in parts])
-        size = max(1, MEASURED // len(parts))
-
-        def gathered() -> Iterator[tuple[Tensor, Tensor]]:
-            for at in range(0, longest, size):
-                yield self._bench.samples.batch(indices[:, at : at + size])
-
-        kept = list(gathered()) if indices.size * self.federation.data.inputs[0].size <= GATHERED else None
-        first = 2 * torch.arange(len(parts))[:, None]
-        part = torch.where(place < tests, first, torch.where(place < ends, first + 1, 2 * len(parts)))
-        labels, classes = self.federation.data.labels[indices], self.federation.data.classes
-        places = Places(labels, part.numpy(), 2 * len(parts), classes)
-        counts = [(len(s.test), len(s.validation)) for s in shards]
-        again = gathered if kept is None else lambda: kept
-        self._asked = {clients: Questions(counts, place < tests, places, again)}
+        if clients not in self._asked:
+            self._asked = {clients: questions(self.federation, self._bench.samples, clients)}
         return self._asked[clients]

@@ -11,7 +11,7 @@ In your own Flower app it is two lines:
 import os
 from importlib.util import find_spec
 
-from cwfed.errors import CwfedError
+from cwfed.core.errors import CwfedError
 
 for _name, _value in {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from cwfed import dp, files
-from cwfed.dp import SamplePrivacy
-from cwfed.errors import RunError
-from cwfed.noise import Numbers, SystemDraws
+from cwfed.core import files
+from cwfed.core.errors import RunError
+from cwfed.privacy import dp
+from cwfed.privacy.dp import SamplePrivacy
+from cwfed.privacy.noise import Numbers, SystemDraws
 
 FILE = "privacy-account.json"
 DELTA = 1e-5

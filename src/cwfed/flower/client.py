@@ -26,23 +26,25 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 import cwfed
 from cwfed import data as sources
-from cwfed import dp, guard, manifest, models
-from cwfed.checkpoint import Checkpoints
-from cwfed.config import Config, PrivacySection
+from cwfed import models
+from cwfed.core.errors import ConfigError, CwfedError, plain
+from cwfed.core.metrics import PER_CLASS, SAMPLES, Own, everything
+from cwfed.core.types import Download, Params
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
 from cwfed.engine import Candidate, Loop, Score, find_device
-from cwfed.errors import ConfigError, CwfedError, plain
-from cwfed.experiment import Blueprint, deal
+from cwfed.federation import guard, manifest
+from cwfed.federation.config import Config, PrivacySection
+from cwfed.federation.experiment import Blueprint, deal
+from cwfed.federation.rounds import one_compute_thread
 from cwfed.flower import logs, wire
 from cwfed.flower.account import Account
 from cwfed.flower.members import SIZES, number_of
 from cwfed.flower.plan import Plan, describe_model, short_hash
-from cwfed.folder import RunFolder
-from cwfed.metrics import PER_CLASS, SAMPLES, Own, everything
-from cwfed.noise import FromSystem, Noise, Seeded, SystemDraws
-from cwfed.rounds import one_compute_thread
-from cwfed.types import Download, Params
+from cwfed.privacy import dp
+from cwfed.privacy.noise import FromSystem, Noise, Seeded, SystemDraws
+from cwfed.runs.checkpoint import Checkpoints
+from cwfed.runs.folder import RunFolder
 
 log = logging.getLogger("cwfed.flower")
 

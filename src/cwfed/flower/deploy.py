@@ -16,8 +16,8 @@ from pathlib import Path
 import tomli_w
 
 import cwfed
-from cwfed import files
-from cwfed.errors import CwfedError
+from cwfed.core import files
+from cwfed.core.errors import CwfedError
 from cwfed.flower import keys
 from cwfed.flower.project import bundle_of
 from cwfed.flower.service import NodeSettings, Server, ServerSettings, check_name

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
-from cwfed.errors import CwfedError
+from cwfed.core.errors import CwfedError
 
 LASTS = datetime.timedelta(days=365)
 AUTHORITY = "cwfed federation authority"

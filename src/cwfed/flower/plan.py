@@ -15,12 +15,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from cwfed import config as configs
-from cwfed import folder, guard
-from cwfed.config import Config, Section
-from cwfed.errors import ConfigError
-from cwfed.experiment import Blueprint
+from cwfed.core.errors import ConfigError
+from cwfed.federation import config as configs
+from cwfed.federation import guard
+from cwfed.federation.config import Config, Section
+from cwfed.federation.experiment import Blueprint
 from cwfed.models import InputShape
+from cwfed.runs import folder
 
 NORM_BOUND = 2.0
 """`guard.norm_bound` of a federation whose settings do not name it (docs/security.md has what it is worth and costs)."""

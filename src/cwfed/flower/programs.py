@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cwfed.errors import RunError
+from cwfed.core.errors import RunError
 
 STARTS_WITHIN = 60.0
 """Seconds that Flower's processes may take to come up."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import tomli_w
 
-from cwfed.config import Config
-from cwfed.errors import CwfedError, RunError
+from cwfed.core.errors import CwfedError, RunError
+from cwfed.federation.config import Config
 from cwfed.flower.plan import Plan
-from cwfed.folder import flat
+from cwfed.runs.folder import flat
 
 SERVER = '''"""The server: any algorithm of cwfed, as [tool.flwr.app.config] in pyproject.toml says."""
 

@@ -17,12 +17,13 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from cwfed.core.metrics import BUILT_IN, LOSS, PER_CLASS, RIGHT, Own, Sums, Tally, everything
+from cwfed.core.types import PHASES, Params, Phase
 from cwfed.engine import Score
+from cwfed.federation.guard import Guard
+from cwfed.federation.open_round import Update
 from cwfed.flower import wire
 from cwfed.flower.members import SIZES, Hello
-from cwfed.guard import Guard
-from cwfed.metrics import BUILT_IN, LOSS, PER_CLASS, RIGHT, Own, Sums, Tally, everything
-from cwfed.types import Params, nbytes
 
 T = TypeVar("T")
 
@@ -31,17 +32,14 @@ GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REP
 
 @dataclass(frozen=True)
 class Upload:
-    """What a participant sent, checked."""
+    """What a participant sent."""
 
-    client: int
+    update: Update
     model: Params
-    beside: Params
-    metrics: dict[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        """The traffic of this message."""
-        return nbytes(self.model) + nbytes(self.beside)
+    hello: Hello
+    """What it says of itself now."""
+    epsilon: float | None
+    """What its own account says that differential privacy has cost it."""
 
 
 def is_gone(reply: Message) -> bool:
@@ -97,29 +95,23 @@ def read_hello(node: int, content: RecordDict) -> Hello:
     return Hello.read(node, dict(wire.texts(content, "hello")), sizes)
 
 
-def read_upload(
-    hello: Hello, client: int, content: RecordDict, guard: Guard, own: Sequence[Own] = ()
-) -> tuple[Upload, Score | None]:
-    """A participant's update, and how good it says its model is."""
+def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard, own: Sequence[Own] = ()) -> Upload:
+    """A participant's update, of the form that it must have; whether its numbers are good is for the round to say."""
     wire.check_size(content.array_records.values(), (guard.model, guard.beside))
-    metrics = wire.metrics(content, ("samples",), ("penalty",), optional=("loss", "epsilon"))
-    upload = Upload(
-        client,
-        wire.from_record(wire.arrays(content, "model"), "the model", guard.model),
-        wire.from_record(wire.arrays(content, "beside"), "what comes beside the model", guard.beside),
-        metrics,
-    )
-    if problem := guard.problem(upload.model, upload.beside, metrics["samples"]):
-        raise wire.BadMessage(problem)
-    if metrics["samples"] != hello.samples:
-        raise wire.BadMessage(f"{metrics['samples']} training samples, it said {hello.samples} before")
-    return upload, read_score(hello, "trained", content, own) if "trained-right" in metrics else None
+    told = wire.metrics(content, ("samples",), ("penalty",), optional=("loss", "epsilon"))
+    model = wire.from_record(wire.arrays(content, "model"), "the model", guard.model)
+    extras = wire.from_record(wire.arrays(content, "beside"), "what comes beside the model", guard.beside)
+    if told["samples"] != hello.samples:
+        raise wire.BadMessage(f"{told['samples']} training samples, it said {hello.samples} before")
+    score = read_score(hello, "trained", content, own) if "trained-right" in told else None
+    update = Update(client, told["samples"], told["penalty"], told.get("loss"), extras, score=score)
+    return Upload(update, model, hello, told.get("epsilon"))
 
 
-def read_scores(hello: Hello, content: RecordDict, own: Sequence[Own] = ()) -> dict[str, Score]:
+def read_scores(hello: Hello, content: RecordDict, own: Sequence[Own] = ()) -> dict[Phase, Score]:
     """By phase, how good a client says its models are; one of them is the model that it received."""
-    kept = ["trained"] if "trained-right" in wire.metrics(content, ()) else []
-    return {phase: read_score(hello, phase, content, own) for phase in ("received", *kept)}
+    phases: tuple[Phase, ...] = PHASES if "trained-right" in wire.metrics(content, ()) else ("received",)
+    return {phase: read_score(hello, phase, content, own) for phase in phases}
 
 
 def read_score(hello: Hello, phase: str, content: RecordDict, own: Sequence[Own] = ()) -> Score:

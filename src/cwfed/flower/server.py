@@ -21,16 +21,17 @@ from flwr.app import Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from cwfed import manifest, session
-from cwfed.errors import CwfedError, RunError
-from cwfed.events import Event, Newcomers, Note, Round, Started
+from cwfed.core.errors import CwfedError, RunError
+from cwfed.core.events import Event, Newcomers, Note, Round, Started
+from cwfed.federation import manifest
+from cwfed.federation.rounds import FinalModels, Progress, one_compute_thread
+from cwfed.federation.simulation import TRIED
 from cwfed.flower import logs
 from cwfed.flower.plan import Plan, names_in
 from cwfed.flower.strategy import PersonalisedStrategy
-from cwfed.folder import RunFolder
-from cwfed.rounds import FinalModels, Progress, one_compute_thread
-from cwfed.simulation import TRIED
-from cwfed.track import tracking
+from cwfed.runs import session
+from cwfed.runs.folder import RunFolder
+from cwfed.runs.track import tracking
 
 log = logging.getLogger("cwfed.flower")
 

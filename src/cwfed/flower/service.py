@@ -23,14 +23,14 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError, field_validator
 
-from cwfed import files
-from cwfed.config import Section
-from cwfed.errors import CwfedError, RunError
+from cwfed.core import files
+from cwfed.core.errors import CwfedError, RunError
+from cwfed.federation.config import Section
 from cwfed.flower import keys, logs, programs
 from cwfed.flower.gate import signatures_of
 from cwfed.flower.programs import Programs, answers, supernode
 from cwfed.flower.project import bundle_of, read_plan
-from cwfed.folder import RunFolder
+from cwfed.runs.folder import RunFolder
 
 log = logging.getLogger("cwfed.flower")
 

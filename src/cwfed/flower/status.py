@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from cwfed.errors import RunError
-from cwfed.events import Event, Note, Round, read
+from cwfed.core.errors import RunError
+from cwfed.core.events import Event, Note, Round, read
 from cwfed.flower import keys
 from cwfed.flower.programs import answers
 from cwfed.flower.service import Server

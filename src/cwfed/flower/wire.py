@@ -15,8 +15,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 
-from cwfed.errors import RunError, plain
-from cwfed.types import Download, Form, Params
+from cwfed.core.errors import RunError, plain
+from cwfed.core.types import Download, Form, Params
 
 PROTOCOL = "1.0"
 """What the two sides of a federation must have in common. The first number changes with the meaning of a message, the second

@@ -8,21 +8,42 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
-from cwfed.errors import ConfigError, CwfedError, did_you_mean
+from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
+from cwfed.core.plugins import load_object, why
+from cwfed.core.types import Norm, Params, Task
 from cwfed.models.cnn import CNN
 from cwfed.models.fasttext import FastText
 from cwfed.models.mlp import MLP
 from cwfed.models.resnet18 import ResNet18
 from cwfed.models.shape import InputShape
-from cwfed.plugins import load_object, why
-from cwfed.types import Params, Task
 
 Builder = Callable[..., nn.Module]
 
+NORMS: dict[Norm, tuple[type[nn.Module], ...]] = {
+    "batch": (_BatchNorm,),
+    "group": (nn.GroupNorm,),
+    "layer": (nn.LayerNorm, nn.RMSNorm),
+    "instance": (_InstanceNorm,),
+}
+"""The norm layers of each kind: what they are, not what they are called."""
+
 MODELS: dict[str, Builder] = {"cnn": CNN, "resnet18": ResNet18, "fasttext": FastText, "mlp": MLP}
 
-__all__ = ["MODELS", "InputShape", "attach", "attached", "build", "default_for", "detach", "holder", "task_of"]
+__all__ = [
+    "MODELS",
+    "Attached",
+    "InputShape",
+    "attach",
+    "attached",
+    "build",
+    "default_for",
+    "detach",
+    "holder",
+    "task_of",
+]
 
 
 def default_for(shape: InputShape) -> str:
@@ -91,7 +112,10 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
 
 
 class Attached(nn.Module):
-    """The tensors of a module, by their names, without what it does: an nn.Sequential calls all that it has."""
+    """The tensors of a module, by their names, without what it does: an nn.Sequential calls all that it has.
+
+    They are no layer. What `attach` adds to a network is not part of what it computes; what an algorithm adds to a layer in it may be.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -141,10 +165,16 @@ def task_of(model: nn.Module, clients: int, classes: int, seed: int = 0) -> Task
     layers: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
         own = tuple(f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
-        if own and not attached(model, name):
+        if own and not isinstance(module, Attached) and not attached(model, name):
             layers[name] = own
+    norms = {
+        name: kind
+        for name, module in model.named_modules()
+        for kind, types in NORMS.items()
+        if isinstance(module, types) and not attached(model, name)
+    }
     assert isinstance(model.output_layer, str)
-    return Task(clients=clients, classes=classes, layers=layers, output=model.output_layer, seed=seed)
+    return Task(clients, classes, layers, model.output_layer, seed, norms)
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:

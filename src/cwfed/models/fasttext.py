@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 from cwfed.models.shape import InputShape
 
 

@@ -7,7 +7,7 @@ from math import prod
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 from cwfed.models.shape import InputShape
 
 

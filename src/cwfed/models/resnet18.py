@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 from cwfed.models.conv import Conv2d
 from cwfed.models.shape import InputShape, image_size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from cwfed.errors import ConfigError
-from cwfed.report.runs import MEANINGS, UNITS, Group, Horizontal, Method, RunRecord, Vertical
+from cwfed.core.errors import ConfigError
+from cwfed.core.types import PHASES, Phase
+from cwfed.report.finished import MEANINGS, UNITS, Group, Horizontal, Method, RunRecord, Vertical
 from cwfed.report.style import COLOURS, HATCHES, MARKERS, STROKES
-from cwfed.types import PHASES, Phase
 
 mpl.rcParams |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "cwfed"}
 FORMATS = ("png", "pdf", "svg")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cwfed.config import parse_value
-from cwfed.errors import ConfigError, CwfedError, did_you_mean
-from cwfed.folder import RunFolder, flat
-from cwfed.report.runs import folders, read_run
+from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
+from cwfed.federation.config import parse_value
+from cwfed.report.finished import folders, read_run
 from cwfed.report.tables import duration
+from cwfed.runs.folder import RunFolder, flat
 
 SORTABLE = ("folder", "accuracy", "rounds", "seconds", "started")
 

@@ -13,9 +13,9 @@ from typing import Any, get_args
 import numpy as np
 from plotly.offline import get_plotlyjs
 
-from cwfed.metrics import words
+from cwfed.core.metrics import words
 from cwfed.report import tables
-from cwfed.report.runs import APART, MEANINGS, UNITS, Group, Horizontal, LeftOut, Method, RunRecord, Vertical
+from cwfed.report.finished import APART, MEANINGS, UNITS, Group, Horizontal, LeftOut, Method, RunRecord, Vertical
 from cwfed.report.style import COLOURS, DASHES, DIVERGING, SEQUENTIAL, SYMBOLS
 
 NORMS = {

@@ -7,10 +7,10 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from cwfed.fitting import FittedTable
-from cwfed.metrics import is_share, words
-from cwfed.summary import PICKINGS
-from cwfed.types import PHASES
+from cwfed.core.metrics import is_share, words
+from cwfed.core.types import PHASES
+from cwfed.report.fitting import FittedTable
+from cwfed.runs.summary import PICKINGS
 
 HEADER = ("algorithm", "received", "trained", "validated", "last", "worst 10 %", "p~", "traffic", "time", "memory")
 AFTER = 5

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cwfed.errors import CwfedError
-from cwfed.folder import RunFolder
+from cwfed.core.errors import CwfedError
 from cwfed.reproduce import protocol
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.runner import Estimate, Job, Workshop, estimate
 from cwfed.reproduce.spec import SCALES, Item, Scale, Setup, find, items, ran
+from cwfed.runs.folder import RunFolder
 
 __all__ = [
     "SCALES",
@@ -33,10 +33,10 @@ EXACT = ("memory", "hyperparameters", "pathways", "aggregation")
 
 def judge(item: Item, workshop: Workshop) -> Outcome:
     """The table or figure from its finished runs; an error with the command where some are missing."""
-    from cwfed.reproduce import pictures, tables
+    from cwfed.reproduce import paper_tables, pictures
 
     workshop.require(item)
-    outcome = (tables.KINDS | pictures.KINDS)[item.kind](item, workshop)
+    outcome = (paper_tables.KINDS | pictures.KINDS)[item.kind](item, workshop)
     jobs = workshop.jobs(item)
     outcome.notes += protocol.notes([job.config for job in jobs])
     if item.kind not in EXACT:

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from torch import Tensor
 
-from cwfed import mixing
+from cwfed.core import mixing
 from cwfed.reproduce.pathways import COUNTS
 from cwfed.reproduce.pathways_drawing import CLASS_COLOURS, CLASS_INKS, INK
 

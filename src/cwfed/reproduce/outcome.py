@@ -14,8 +14,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.text import Text
 
-from cwfed.fitting import FittedTable
 from cwfed.report import figures, tables
+from cwfed.report.fitting import FittedTable
 from cwfed.report.tables import latex_escape
 from cwfed.reproduce.spec import Item, Scale
 from cwfed.reproduce.verdict import LEGEND, MARKS, Cell, Claim, Pairs, Value

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cwfed import losses, mixing
+from cwfed.core import losses, mixing
+from cwfed.core.rng import stream, torch_stream
+from cwfed.core.types import Params
+from cwfed.federation.rounds import one_compute_thread
 from cwfed.models.mlp import MLP
 from cwfed.models.shape import InputShape
 from cwfed.reproduce.verdict import Claim
-from cwfed.rng import stream, torch_stream
-from cwfed.rounds import one_compute_thread
-from cwfed.types import Params
 
 COUNTS = ((2700, 300), (200, 1800), (500, 500))
 """n_ij: the samples of each client by class, 3400 of class 0 and 2600 of class 1."""

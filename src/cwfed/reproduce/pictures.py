@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,26 +14,27 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cwfed import algorithms, mixing
-from cwfed.compare import with_algorithm
-from cwfed.config import with_settings
-from cwfed.engine.bench import Bench
-from cwfed.errors import RunError
-from cwfed.events import Portrait
-from cwfed.experiment import deal
+from cwfed import algorithms
+from cwfed.core import mixing
+from cwfed.core.errors import RunError
+from cwfed.core.events import Portrait
+from cwfed.core.types import Output, Params, Start
+from cwfed.engine import Loop
+from cwfed.federation.config import with_settings
+from cwfed.federation.experiment import deal
+from cwfed.federation.simulation import Simulation
 from cwfed.report import figures
 from cwfed.report.figures import Panel
-from cwfed.report.runs import Method, RunRecord
+from cwfed.report.finished import Method, RunRecord
 from cwfed.report.style import COLOURS, STROKES
 from cwfed.reproduce import aggregation, pathways, pathways_drawing
 from cwfed.reproduce.outcome import Outcome
+from cwfed.reproduce.paper_tables import accuracy_of, spread
 from cwfed.reproduce.protocol import BEST_ROUND, held_out
 from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item, Row, Scale, Setup
-from cwfed.reproduce.tables import accuracy_of, spread
 from cwfed.reproduce.verdict import Cell, Claim, Value, all_hold, decide, error_of_difference
-from cwfed.simulation import Simulation
-from cwfed.types import Output, Params, Pass, Start
+from cwfed.runs.compare import with_algorithm
 
 
 def _correlation(a: Any, b: Any) -> float:
@@ -119,8 +120,7 @@ def first_epoch(item: Item, workshop: Workshop) -> Outcome:
         for label, coefficient in (("without WDR", 0.0), ("with WDR", wdr)):
             algorithm = _Watched(coefficient)
             state = algorithm.init(simulation.fresh, simulation.task)
-            train = partial(_train, algorithm=algorithm, state=state, simulation=simulation)
-            (last,) = simulation.engine.map(train, [client])
+            last = mixing.norm_distribution(_trained(simulation, algorithm, state, client))
             evolutions[label] = torch.stack([*algorithm.seen, last]).numpy()  # type: ignore[attr-defined]
     finally:
         simulation.close()
@@ -141,13 +141,13 @@ def first_epoch(item: Item, workshop: Workshop) -> Outcome:
     return result
 
 
-def _train(bench: Bench, client: int, algorithm: algorithms.CwFedAvg, state: Any, simulation: Simulation) -> Tensor:
-    statistics = simulation.local_statistics
-    start = algorithm.begin(algorithm.send(state, client), None, bench.view(client, statistics))
-    bench.load(start.params | statistics)
-    bench.train(algorithm, "training", (Pass(),), start, client, 1, simulation.engine.how)
-    weight: Tensor = bench.complete()[simulation.task.output_weight]
-    return mixing.norm_distribution(weight)
+def _trained(simulation: Simulation, algorithm: algorithms.CwFedAvg, state: Any, client: int) -> Tensor:
+    """The output layer after a client's visit in round 1."""
+    engine = Loop(replace(simulation.engine.job, algorithm=algorithm))
+    out = {name: torch.empty(1, *w.shape, dtype=w.dtype) for name, w in simulation.initial.items()}
+    engine.visit(1, state, [simulation.visit(client, {})], out)
+    engine.close()
+    return out[simulation.task.output_weight][0]
 
 
 def _draw_first_epoch(evolutions: dict[str, NDArray[Any]], p: NDArray[Any], client: int) -> Figure:

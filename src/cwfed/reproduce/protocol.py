@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cwfed.config import Config
-from cwfed.folder import flat
+from cwfed.federation.config import Config
 from cwfed.reproduce.spec import Setup
+from cwfed.runs.folder import flat
 
 SECTIONS = ("data", "model", "train")
 """Where scales differ; how a run is carried out does not change its results."""

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cwfed import memory, session
-from cwfed.compare import Entry, with_algorithm
-from cwfed.config import Config, with_settings
-from cwfed.errors import DataError, RunError
-from cwfed.events import Event, Round
-from cwfed.folder import RunFolder
-from cwfed.report.runs import RunRecord, read_run
+from cwfed.core.errors import DataError, RunError
+from cwfed.core.events import Event, Round
+from cwfed.federation.config import Config, with_settings
+from cwfed.report.finished import RunRecord, read_run
 from cwfed.reproduce.spec import Item, Row, Scale, Setup
+from cwfed.runs import memory, session
+from cwfed.runs.compare import Entry, with_algorithm
+from cwfed.runs.folder import RunFolder
 
 SHORT_ROUND = 40
 """Samples a client in the short round from which a dry run estimates the time."""

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cwfed import config as configs
-from cwfed.compare import Entry
-from cwfed.config import Config, Section
-from cwfed.errors import ConfigError, did_you_mean
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.federation import config as configs
+from cwfed.federation.config import Config, Section
+from cwfed.runs.compare import Entry
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import hypot, sqrt
 from typing import Literal, NamedTuple
 
-from cwfed.errors import ConfigError
+from cwfed.core.errors import ConfigError
 
 LARGE = 5.0
 """Points of accuracy: methods this far apart in the paper must be in the same order here."""

@@ -1,0 +1,1 @@
+"""What everything stands on: messages, maths, randomness, errors, events, files. Imports nothing else of ours."""

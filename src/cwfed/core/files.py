@@ -1,0 +1,141 @@
+"""Files that are whole or not at all, and sealed: each says its own checksum, so that a damaged one is noticed.
+
+A seal finds damage, not forgery: whoever writes a file can seal it. Files of earlier versions have none and are taken as they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from cwfed.core.errors import RunError
+
+MOST_BYTES = 2**31
+"""Bytes of a file that is read as a whole: more would be a mistake, or somebody who wants our memory."""
+MOST_TABLE = 2**28
+"""The same of a JSON table, which takes some ten times its bytes in memory."""
+SEAL = "sha256"
+_LINE = "# sha256 of the lines below: "
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A small text file: it appears under its name only when it is complete and on disk."""
+    scratch = path.with_name(f".{path.name}.new")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        put_in_place(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def put_in_place(scratch: Path, path: Path) -> None:
+    """Give a complete file its name; neither its contents nor its name are lost when the power fails after this."""
+    _to_disk(scratch)
+    os.replace(scratch, path)
+    _to_disk(path.parent)
+
+
+def put_folder_in_place(scratch: Path, folder: Path) -> None:
+    """The same for a folder that may have a predecessor. A kill in between leaves the predecessor as `replaced(folder)`."""
+    for path in sorted(scratch.rglob("*"), reverse=True):  # what is in a folder comes before it
+        _to_disk(path)
+    _to_disk(scratch)
+    before = replaced(folder)
+    if folder.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
+    scratch.rename(folder)
+    _to_disk(folder.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def replaced(folder: Path) -> Path:
+    """Where a folder is while another takes its place."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_regular(path: str | Path, most: float = math.inf) -> None:
+    """OSError unless a path leads to a file of at most so many bytes: a pipe would hang us, a device never end."""
+    found = Path(path).stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, not a file", str(path))
+    if found.st_size > most:
+        what = f"it has {found.st_size:,} bytes, more than the {most:,} that such a file may have"
+        raise OSError(errno.EFBIG, what, str(path))
+
+
+def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """All of a file that may be from outside."""
+    check_regular(path, most)
+    return Path(path).read_bytes()
+
+
+def read_text(path: str | Path, most: int = MOST_TABLE) -> str:
+    """The same as text."""
+    check_regular(path, most)
+    return Path(path).read_text(encoding="utf-8")
+
+
+def read_table(path: Path, missing: str = "") -> dict[str, Any]:
+    """The JSON table in a file, without its seal; RunError where it is damaged, or with other words where it is missing."""
+    try:
+        found = json.loads(read_text(path))
+        if isinstance(found, list):  # the vocabulary of an earlier version
+            found = {"words": found}
+        if not isinstance(found, dict):
+            raise ValueError("it is not a table")
+        return open_table(found)
+    except FileNotFoundError as error:
+        raise RunError(missing or f"{path} is missing ({error.strerror})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({error})") from None
+
+
+def seal_table(table: dict[str, Any]) -> dict[str, Any]:
+    """A JSON table with its checksum in it."""
+    return table | {SEAL: _checksum(json.loads(json.dumps(table)))}
+
+
+def open_table(table: dict[str, Any]) -> dict[str, Any]:
+    """The table without its seal; ValueError where it is not what was sealed."""
+    content = {key: value for key, value in table.items() if key != SEAL}
+    if SEAL in table and table[SEAL] != _checksum(content):
+        raise ValueError("its contents do not match their checksum")
+    return content
+
+
+def _checksum(table: dict[str, Any]) -> str:
+    return sha256(json.dumps(table, sort_keys=True).encode())
+
+
+def seal_text(text: str) -> str:
+    """A text below a comment with its checksum: a text that was cut off is noticed too."""
+    return f"{_LINE}{sha256(text.encode())}\n{text}"
+
+
+def is_whole_text(text: str) -> bool:
+    """Whether a text is what was sealed."""
+    line, _, below = text.partition("\n")
+    return not line.startswith(_LINE) or line.removeprefix(_LINE) == sha256(below.encode())
+
+
+def sha256(content: bytes) -> str:
+    """As hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,129 @@
+"""The user's own code by name: "module:function", found in the working directory or the installed packages."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import site
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.files import sha256
+
+_seen: dict[Path, tuple[ModuleSpec | None, str]] = {}
+"""The hash of each source file when its module was imported: what runs in this process, whatever the file says since."""
+
+
+def load_object(name: str, what: str) -> Any:
+    """The object called "module:attribute"; `what` names its role in the error."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute or module_name.startswith("."):
+        raise ConfigError(f'{what} {name!r} must look like "module:name"')
+    _look_here()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # it is the user's code: whatever stops it is the answer
+        raise ConfigError(f"{what} {name!r}: the module {module_name!r} cannot be imported ({why(error)})") from None
+    if not hasattr(module, attribute):
+        near = did_you_mean(attribute, [n for n in vars(module) if not n.startswith("_")])
+        raise ConfigError(f"{what} {name!r}: {module_name} has no {attribute!r}; {near}")
+    sources([name])  # as it is now, that it was imported
+    return getattr(module, attribute)
+
+
+def why(error: BaseException) -> str:
+    """What stopped the user's code, and where in it: one line instead of a traceback."""
+    steps = traceback.extract_tb(error.__traceback__)
+    own = [step for step in steps if not _is_installed(Path(step.filename).resolve())]
+    where = f", {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' * bool(message)}{message}{where}"
+
+
+def sources(names: Iterable[str]) -> dict[str, str]:
+    """The user's code that these names ("module:attribute") stand for: a hash of each source file, by its relative name.
+
+    With the file of a module go those that it imports from the same folder, or from folders below it, and what these import
+    from there. Installed packages are left out: their versions are what matters. Nothing is imported.
+    """
+    _look_here()
+    found: dict[str, str] = {}
+    for module in dict.fromkeys(name.partition(":")[0] for name in names):
+        path = _file(module)
+        if path is None or _is_installed(path):
+            continue
+        root = path.parents[module.count(".") + (path.name == "__init__.py")]
+        waiting, known = [module], {module}
+        while waiting:
+            name = waiting.pop()
+            path = _file(name)
+            if path is None or not path.is_relative_to(root) or _is_installed(path):
+                continue
+            found[path.relative_to(root).as_posix()] = _hash(name, path)
+            new = {wanted for wanted in _imports(name, path) if wanted not in known}
+            known |= new
+            waiting += sorted(new)
+    return dict(sorted(found.items()))
+
+
+def _look_here() -> None:
+    if os.getcwd() not in sys.path:  # a console script does not have the working directory there
+        sys.path.insert(0, os.getcwd())
+
+
+def _file(module: str) -> Path | None:
+    """The source file of a module, found as an import would find it but without importing anything."""
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded:
+        return Path(loaded).resolve() if loaded.endswith(".py") else None
+    spec: ModuleSpec | None = None
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        if spec and spec.submodule_search_locations is None:  # something in a module, not a module in a package
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:depth]), spec.submodule_search_locations if spec else None)
+        if spec is None:
+            return None
+    origin = spec.origin if spec else None
+    return Path(origin).resolve() if origin and origin.endswith(".py") else None
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a file is of Python, of an installed package, or of cwfed itself."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    places = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
+    return any(path.is_relative_to(Path(place).resolve()) for place in [*places, str(Path(__file__).parents[1])])
+
+
+def _hash(module: str, path: Path) -> str:
+    spec = getattr(sys.modules.get(module), "__spec__", None)  # another one where it was imported anew
+    if path not in _seen or _seen[path][0] is not spec:
+        _seen[path] = spec, sha256(path.read_bytes())
+    return _seen[path][1]
+
+
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """The modules that a source file may import, by their full names, with the packages they are in."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names = [module]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join(filter(None, [*above, node.module or ""]))
+            names += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[:depth]) for depth in range(1, len(parts) + 1) if parts[0])

@@ -1,0 +1,282 @@
+"""The messages between server and client, and what an algorithm may know about the experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cwfed.core.errors import ConfigError, did_you_mean
+
+Params: TypeAlias = dict[str, Tensor]
+"""One model: tensors by name. Stacked, each tensor has a leading axis of models."""
+
+Phase: TypeAlias = Literal["received", "trained"]
+"""Which model of a client is measured: as handed out by the server, or after its local training."""
+
+Norm: TypeAlias = Literal["batch", "group", "layer", "instance"]
+"""Kinds of norm layers."""
+
+PHASES: tuple[Phase, Phase] = ("received", "trained")
+
+When: TypeAlias = Literal["receipt", "training", "test"]
+"""When a client makes a pass over its data: before anything else, as its training, or on a copy before it is tested."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an algorithm may know about the experiment before the first round."""
+
+    clients: int
+    classes: int
+    layers: Mapping[str, tuple[str, ...]]
+    """Layer name -> its parameter names, from input to output."""
+    output: str
+    """The name of the output layer, one of `layers`."""
+    seed: int = 0
+    """For algorithms that draw lots on the server."""
+    norms: Mapping[str, Norm] = field(default_factory=dict)
+    """Name of every norm layer -> its kind, also of those without parameters."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """All parameter names; running statistics of norm layers are not among them."""
+        return tuple(name for names in self.layers.values() for name in names)
+
+    @property
+    def output_weight(self) -> str:
+        """The name of the output layer's weight matrix, one row a class."""
+        return f"{self.output}.weight"
+
+    def select(self, choice: str | int | tuple[str, ...]) -> tuple[str, ...]:
+        """The parameter names of "all", "none", "output", the last n, or the named layers.
+
+        A name may also be a whole block: "layer4" stands for every layer below "layer4.".
+        """
+        names = list(self.layers)
+        if choice == "all":
+            chosen = names
+        elif choice == "none":
+            chosen = []
+        elif choice == "output":
+            chosen = [self.output]
+        elif isinstance(choice, int):
+            if not 0 <= choice <= len(names):
+                raise ConfigError(f"layers = {choice}, but the model has {len(names)} layers")
+            chosen = names[len(names) - choice :]
+        else:
+            wanted = (choice,) if isinstance(choice, str) else choice
+            chosen = []
+            for want in wanted:
+                found = [name for name in names if name == want or name.startswith(f"{want}.")]
+                if not found:
+                    known = {*names, "all", "none", "output"}
+                    raise ConfigError(f"the model has no layer {want!r}: {did_you_mean(want, known)}")
+                chosen += found
+        return tuple(name for layer in names if layer in chosen for name in self.layers[layer])
+
+    def tensors(self, choice: str | int | tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+        """Of a model's tensors, those of the layers that `select` chooses: with the running statistics of norm layers."""
+        chosen = set(self.select(choice))
+        if chosen == set(self.parameters):
+            return names
+        layers = {name.rpartition(".")[0] for name in chosen}
+        statistics = set(names) - set(self.parameters)
+        return tuple(n for n in names if n in chosen or (n in statistics and n.rpartition(".")[0] in layers))
+
+
+@dataclass(frozen=True)
+class Download:
+    """What the server sends to one client: usually one model; notes are small tensors beside it."""
+
+    models: tuple[Params, ...]
+    notes: Params = field(default_factory=dict)
+
+    @property
+    def model(self) -> Params:
+        """The only model, for the many algorithms that send one."""
+        (model,) = self.models
+        return model
+
+    @property
+    def nbytes(self) -> int:
+        """The traffic of this message."""
+        return sum(map(nbytes, self.models)) + nbytes(self.notes)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a client's training starts, and what the penalty of its loss is made from."""
+
+    params: Params
+    anchor: Params = field(default_factory=dict)
+    notes: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a client over its training data: which tensors it moves, for how long, on how much of the data."""
+
+    trained: tuple[str, ...] | None = None
+    """The tensors that move; all others are fixed. None: all that can be trained."""
+    epochs: int | None = None
+    """None: `train.epochs`."""
+    steps: int | None = None
+    """At most so many batches; None: all."""
+    lr: float = 1.0
+    """Factor of the learning rate."""
+    rate: float | None = None
+    """A learning rate of its own in place of `train.lr`, the same in every round."""
+    share: float = 1.0
+    """Share of the training data, drawn anew for every pass."""
+    incomplete: bool = False
+    """Whether the last, incomplete batch of an epoch is used too, where it has two samples or more."""
+    low: float = -inf
+    """What moves stays between `low` and `high`."""
+    high: float = inf
+    until: tuple[int, float] | None = None
+    """(n, spread): it ends early, when the losses of the last n epochs have a standard deviation below the spread."""
+    stage: str = ""
+    """For the algorithm's `loss`: which of its passes this is."""
+    fixed: tuple[str, ...] = ()
+    """Tensors that do not move, although they are among `trained`."""
+
+    def moving(self, trainable: Iterable[str]) -> tuple[str, ...]:
+        """The tensors that move, where these can be trained."""
+        named = trainable if self.trained is None else self.trained
+        return tuple(name for name in named if name not in self.fixed)
+
+
+class Output(NamedTuple):
+    """What the network says about a batch, for the penalty."""
+
+    logits: Tensor
+    features: Tensor
+    """The input of the output layer."""
+    weight: Tensor
+    """The output layer's weight matrix as it is at this batch, one row a class."""
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    """The network's buffers, such as running means, after this batch."""
+
+
+class Network(Protocol):
+    """The network as a function, for objectives that ask it at other tensors than the current ones."""
+
+    def __call__(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
+        """What the network says with these parameters, by their names in the network.
+
+        Running statistics of norm layers are those whose names begin with `statistics` ("": the network's own), and move;
+        with None they are a copy that is thrown away.
+        """
+
+
+class Batch(NamedTuple):
+    """Samples of a client to train on."""
+
+    inputs: Tensor
+    labels: Tensor
+    label_smoothing: float = 0.0
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """The loss of these answers, with the experiment's label smoothing."""
+        return F.cross_entropy(logits, self.labels, label_smoothing=self.label_smoothing)
+
+
+class Loss(NamedTuple):
+    """What a client minimises: the sum of both. They are shown apart."""
+
+    loss: Tensor
+    penalty: Tensor
+
+
+LARGEST = 1e18
+"""No number of an honest upload is larger: products of two such numbers, and sums of very many, are still float32 numbers."""
+
+
+class Form(NamedTuple):
+    """What a tensor that a client sends must look like; the guard refuses anything else."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    low: float = -LARGEST
+    high: float = LARGEST
+    counts_samples: bool = False
+    """Whether its numbers must add up to the client's number of training samples."""
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the participants of a round sent, sorted by client; `models` are stacked on a leading axis."""
+
+    clients: tuple[int, ...]
+    models: Params
+    counts: Tensor
+    """Training samples of each participant."""
+    extras: Params = field(default_factory=dict)
+    """What `finish` of the algorithm added, stacked likewise."""
+
+    @property
+    def nbytes(self) -> int:
+        """The traffic of these messages."""
+        return nbytes(self.models) + nbytes(self.extras)
+
+    def only(self, rows: Sequence[int]) -> Uploads:
+        """Those of some participants; of all of them, these very ones."""
+        if len(rows) == len(self.clients):
+            return self
+        models, extras = ({name: w[list(rows)] for name, w in kind.items()} for kind in (self.models, self.extras))
+        return Uploads(tuple(self.clients[row] for row in rows), models, self.counts[list(rows)], extras)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large an experiment is, in numbers (4 bytes each): what the cost of a method depends on."""
+
+    model: int
+    """Parameters of the network, as the method adapted it."""
+    head: int
+    """Parameters of its output layer."""
+    classes: int
+    clients: int
+    participants: int
+    uploaded: int = -1
+    """Parameters that go up; -1 is all."""
+    kept: int = 0
+    """Numbers that every client keeps between its rounds."""
+    features: int = 0
+    """Inputs of the output layer, d."""
+
+    @property
+    def once(self) -> int:
+        """One model for each participant."""
+        return self.participants * self.model
+
+    @property
+    def travelling(self) -> int:
+        """Numbers of a model that travel."""
+        return self.model if self.uploaded < 0 else self.uploaded
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One row of the cost table: a method's needs in numbers."""
+
+    method: str
+    server: int
+    """Numbers the server keeps between rounds."""
+    down: int
+    """Numbers sent to the participants in a round."""
+    up: int
+    """Numbers sent by the participants in a round."""
+    note: str = ""
+
+
+def nbytes(params: Params) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in params.values())

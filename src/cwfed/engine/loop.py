@@ -1,0 +1,71 @@
+"""Engines whose workers take one client at a time, and the plainest of them: one worker, on this thread."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from cwfed.core.types import Download, Params
+from cwfed.engine.base import Call, Candidate, Job, Score, Visit, Visited
+from cwfed.engine.tasks import ClientTasks, Outbox
+
+MEASURE_TASKS = 32
+"""Clients are measured in at most this many tasks: clients that share a model then share its batches."""
+
+
+class Distributor(ABC):
+    """An engine that deals tasks out to workers. One more of them is a class with `spread` and `close`."""
+
+    name: str
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self.job, self.workers, self.why = job, workers, ""
+        self._outbox = Outbox(job)
+
+    @abstractmethod
+    def spread(self, call: Call, items: Sequence[Any]) -> list[Any]:
+        """Have the task of a call done for each item (`ClientTasks.do`); the results, in the order of the items."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop whoever is still training, and let go of the networks and the data."""
+
+    def try_training(self) -> None:
+        self.spread(Call("try_training"), [0])
+
+    def rehearse(self, state: Any, visit: Visit) -> None:
+        self.spread(Call("rehearse", state=state), [visit])
+
+    def download(self, state: Any, visit: Visit) -> Download:
+        return self._outbox.download(state, visit)
+
+    def visit(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
+        return self.spread(Call("visit", round_, state, out), list(enumerate(visits)))
+
+    def personal(self, round_: int, state: Any, visits: Sequence[Visit], is_tuned: bool = False) -> list[Params]:
+        return self.spread(Call("personal", round_, state), [Candidate(v, is_tuned=is_tuned) for v in visits])
+
+    def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
+        size = max(1, -(-len(candidates) // MEASURE_TASKS))  # a function of the clients, not of the workers
+        some = [candidates[at : at + size] for at in range(0, len(candidates), size)]
+        return [score for scores in self.spread(Call("measure", round_, state), some) for score in scores]
+
+
+class Loop(Distributor):
+    """One client after the other, on one thread."""
+
+    name = "loop"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, 1)
+        self._stop = threading.Event()
+        self.worker = ClientTasks(job, self._outbox, self._stop)
+
+    def spread(self, call: Call, items: Sequence[Any]) -> list[Any]:
+        return [self.worker.do(call, item) for item in items]
+
+    def close(self) -> None:
+        self._stop.set()
+        del self.worker

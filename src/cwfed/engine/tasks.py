@@ -1,0 +1,208 @@
+"""What a worker does, task by task: plain arguments, plain results, and nothing but the job is known beforehand.
+
+An engine only decides which worker does what, and where that worker is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cwfed.core.errors import ConfigError
+from cwfed.core.metrics import OwnSums, Places
+from cwfed.core.types import Download, Params, Start, nbytes
+from cwfed.engine import rehearsal
+from cwfed.engine.base import Call, Candidate, Job, Score, Trained, Visit, Visited, overrides, scores_of
+from cwfed.engine.private import PrivateBench
+from cwfed.engine.worker import Bench
+
+REMEMBERED = 2**28
+"""Bytes of personal models that are kept from one round's evaluation to the next round's training."""
+
+
+class Outbox:
+    """What clients are sent, made from the server's state; once, where all of it is small: what was measured is what is
+    trained next. The workers of a process have one together."""
+
+    def __init__(self, job: Job) -> None:
+        self._algorithm = job.algorithm
+        self._remembers = nbytes(dict(job.model.named_parameters())) * len(job.federation) <= REMEMBERED
+        self._sent: tuple[Any, dict[int, Download]] = (None, {})
+
+    def download(self, state: Any, visit: Visit) -> Download:
+        """What a client is sent."""
+        if visit.got is not None:
+            return visit.got
+        if not self._remembers:
+            return self._algorithm.send(state, visit.client)
+        if self._sent[0] is not state:
+            self._sent = (state, {})
+        sent = self._sent[1]
+        if visit.client not in sent:
+            sent[visit.client] = self._algorithm.send(state, visit.client)
+        return sent[visit.client]
+
+
+class ClientTasks:
+    """One worker: clients' tasks, one after the other, on a bench of its own."""
+
+    def __init__(self, job: Job, outbox: Outbox, stop: threading.Event) -> None:
+        self.job, self.outbox = job, outbox
+        self.bench = _bench(job, stop)
+        output = job.task.output
+        self._head = tuple(n for n in job.task.layers[output] if n in (f"{output}.weight", f"{output}.bias"))
+
+    def do(self, call: Call, item: Any) -> Any:
+        """The task of a call for one of its items."""
+        return getattr(self, call.task)(call, item)
+
+    # --- before the first round
+
+    def try_training(self, call: Call, client: int) -> None:
+        """One batch forward and backward."""
+        bench = self.bench
+        try:
+            inputs, labels = bench.samples.batch(self.job.federation.shards[client].train[:2])
+            bench.model.eval()
+            loss = nn.functional.cross_entropy(bench.forward(inputs).logits, labels)
+            torch.autograd.grad(loss, [p for p in bench.model.parameters() if p.requires_grad], allow_unused=True)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f'train.precision = "{self.job.how.precision}" cannot be used with this model: {reason}'
+            ) from None
+
+    def rehearse(self, call: Call, visit: Visit) -> None:
+        """A visit without training."""
+        got, algorithm = self.outbox.download(call.state, visit), self.job.algorithm
+        if isinstance(self.bench, PrivateBench):
+            self.bench.rehearse(algorithm, got, visit.own, visit.statistics, visit.client)
+        elif overrides(algorithm, "loss", "passes"):
+            rehearsal.rehearse(self.bench, algorithm, self.job.task, got, visit, self.job.how)
+
+    # --- training
+
+    def visit(self, call: Call, item: tuple[int, Visit]) -> Visited:
+        """Let a client begin, train and finish; its model goes into its row of the stack."""
+        row, visit = item
+        bench, algorithm = self.bench, self.job.algorithm
+        got = self.outbox.download(call.state, visit)
+        start = algorithm.begin(got, visit.own, bench.view(visit.client, visit.statistics))
+        start = self.received(call.round, visit, start)
+        passes = algorithm.passes("training", self.job.task, start)
+        loss, penalty, optimizer = bench.train(
+            algorithm, "training", passes, start, visit.client, call.round, self.job.how, visit.optimizer
+        )
+        bench.save(call.out, row)
+        trained = Trained(loss, penalty, bench.copy_of(visit.statistics), optimizer)
+        return self.visited(visit, got, start, trained, {name: stack[row] for name, stack in call.out.items()})
+
+    def received(self, round_: int, visit: Visit, start: Start) -> Start:
+        """Load a client's start and make its passes on receipt; the start that is left by them."""
+        bench, algorithm = self.bench, self.job.algorithm
+        bench.load(start.params | visit.statistics)
+        passes = algorithm.passes("receipt", self.job.task, start)
+        if not passes:
+            return start
+        bench.train(algorithm, "receipt", passes, start, visit.client, round_, self.job.how)
+        settled = algorithm.settle(bench.complete(), start)
+        bench.load(settled)
+        return replace(start, params={name: settled[name] for name in start.params})
+
+    def visited(self, visit: Visit, got: Download, start: Start, trained: Trained, model: Params) -> Visited:
+        """A participant whose model is trained: what else it sends and keeps."""
+        extras = self.job.algorithm.finish(model, start, self.bench.view(visit.client, trained.statistics))
+        return Visited(
+            client=visit.client,
+            loss=trained.loss,
+            penalty=trained.penalty,
+            downloaded=got.nbytes,
+            head=tuple({name: sent[name] for name in self._head if name in sent} for sent in got.models),
+            extras=extras,
+            statistics=trained.statistics,
+            remembered=self.job.algorithm.remember(start) | trained.optimizer,
+        )
+
+    # --- the models that clients have on receipt, and how good models are
+
+    def personal(self, call: Call, candidate: Candidate) -> Params:
+        """The model of a candidate, complete."""
+        return candidate.visit.statistics | self.candidate(call, candidate)
+
+    def candidate(self, call: Call, candidate: Candidate) -> Params:
+        """The model of a candidate; with its running statistics where passes over its data have moved them."""
+        if candidate.model is not None:
+            return candidate.model
+        visit, task, algorithm, bench = candidate.visit, self.job.task, self.job.algorithm, self.bench
+        got, view = self.outbox.download(call.state, visit), bench.view(visit.client, visit.statistics)
+        if not overrides(algorithm, "passes"):
+            return algorithm.personal(got, visit.own, view)
+        start = algorithm.begin(got, visit.own, view)
+        if algorithm.passes("receipt", task, start):
+            start = self.received(call.round, visit, start)
+            model = bench.complete()
+        else:
+            model = algorithm.personal(got, visit.own, view)
+        if candidate.is_tuned and (passes := algorithm.passes("test", task, start)):
+            bench.load(visit.statistics | model)
+            bench.train(algorithm, "test", passes, start, visit.client, call.round, self.job.how)
+            model = bench.complete()
+        return model
+
+    def measure(self, call: Call, candidates: Sequence[Candidate]) -> list[Score]:
+        """Scores in the order of the candidates. Neighbours that share a model, as all clients of FedAvg do, are measured together."""
+        scores: list[Score] = []
+        group: list[int] = []
+        shared: Params = {}
+        for candidate in candidates:
+            model, visit = self.candidate(call, candidate), candidate.visit
+            if model is shared and not visit.statistics:
+                group.append(visit.client)
+                continue
+            scores += self._score(shared, group)
+            group, shared = [visit.client], model
+            if visit.statistics:
+                scores += self._score(visit.statistics | model, group)
+                group = []
+        return scores + self._score(shared, group)
+
+    def _score(self, model: Params, clients: Sequence[int]) -> list[Score]:
+        """Scores of one model on several clients, measured in common batches."""
+        if not clients:
+            return []
+        self.bench.load(model)
+        shards = [self.job.federation.shards[c] for c in clients]
+        parts = [part for shard in shards for part in (shard.test, shard.validation)]
+        asked, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
+        own = OwnSums(self.job.metrics, len(parts))
+
+        def see(at: int, logits: Tensor, labels: Tensor) -> None:
+            """A batch may be of several parts."""
+            for part in range(int(np.searchsorted(ends, at, "right")), len(parts)):
+                first, end = max(at, ends[part] - len(parts[part])) - at, min(ends[part] - at, len(labels))
+                if first >= len(labels):
+                    return
+                if first < end:
+                    own.add(part, logits[first:end], labels[first:end])
+
+        answers = self.bench.answers(asked, see if self.job.metrics else None)
+        part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])
+        places = Places(self.job.federation.data.labels[asked], part, len(parts), self.job.federation.data.classes)
+        tables = places.count(*answers)
+        losses = [float(part.sum()) for part in np.split(answers.loss, ends[:-1])]
+        return scores_of(tables, losses[::2], own)
+
+
+def _bench(job: Job, stop: threading.Event) -> Bench:
+    if job.how.privacy:
+        return PrivateBench(job.model, job.federation, job.samples, stop, job.how)
+    bench = Bench(job.model, job.federation, job.samples, stop, job.how.precision)
+    if overrides(job.algorithm, "loss"):
+        bench.make_dense()
+    return bench

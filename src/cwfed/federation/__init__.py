@@ -1,0 +1,1 @@
+"""An experiment and its rounds: settings, who takes part, the guard, the simulator. No files, no messages."""

@@ -1,0 +1,474 @@
+"""The experiment's settings: typed, validated, TOML in and out. No config object reaches the maths."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from cwfed import algorithms
+from cwfed.core import files, metrics, optimizers
+from cwfed.core.augment import Augment
+from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.data.partition import PARTITIONS, PartitionSpec
+from cwfed.data.sources import NAMES, SPLIT, SourceSpec
+from cwfed.federation.adversary import Attack
+from cwfed.federation.guard import MOST_SAMPLES
+from cwfed.models import MODELS
+from cwfed.privacy.dp import SamplePrivacy
+from cwfed.privacy.norms import Dial
+
+MOST = 10**12
+"""No count of anything here is larger: a config from outside must not make lists or loops without end."""
+MOST_BYTES = 2**20
+"""Of a config file."""
+MOST_DEPTH = 16
+"""Parts of a dotted key: TOML's reader takes time with their square."""
+MOST_NUMBER = 2**63
+"""TOML's whole numbers have 64 bits."""
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
+_KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+")
+
+
+class Section(BaseModel):
+    """A table of the config file; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+class DataSection(Section):
+    """Which data, and who holds what."""
+
+    name: str = "digits"
+    """digits, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, ag_news; hub, imagefolder, csv, pfllib, arrays with
+    `path`; or "module:function"."""
+    path: str = ""
+    """For own data: a folder, a file, or a hub name."""
+    image_column: str = ""
+    text_column: str = ""
+    label_column: str = "label"
+    image_size: int = Field(0, ge=0, le=10_000)
+    """Resize images to this many pixels a side; 0 leaves them as they are."""
+    partition: str = "pathological"
+    """pathological, dirichlet, iid; or "module:function", called as function(labels, clients, classes, rng)."""
+    classes_per_client: int = Field(2, ge=1, le=MOST)
+    alpha: float = Field(0.1, gt=0)
+    balanced: bool = False
+    shuffled: bool = False
+    clients: int = Field(20, ge=1, le=10**6)
+    samples: int = Field(0, ge=0, le=MOST)
+    """A fixed random subset of this size; 0 takes all."""
+    validation: float = Field(0.1, ge=0, lt=1)
+    """Share of a client's training data held out to pick a round honestly."""
+    split_seed: int = Field(-1, ge=-1)
+    """The seed of who holds what (partition, test, validation and holdout parts), who is a newcomer and who is evaluated.
+    -1 is `run.seed`: every seed deals the data out anew. Any other number gives all seeds one split."""
+    augment: Augment = "none"
+    """Training images are shifted by up to 4 pixels (crop), mirrored (flip), or both (crop-flip); never at evaluation."""
+    newcomers: int = Field(0, ge=0, le=10**6)
+    """Clients that never take part: at the end they get a model from their label histogram, and without one."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if ":" not in name and name not in NAMES:
+            raise ValueError(f"unknown data set {name!r}: {did_you_mean(name, NAMES)}")
+        return name
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, name: str) -> str:
+        if ":" not in name and name not in PARTITIONS:
+            raise ValueError(f"unknown partition {name!r}: {did_you_mean(name, PARTITIONS)}")
+        return name
+
+    def source(self) -> SourceSpec:
+        """What the loader needs to know."""
+        return SourceSpec(
+            self.name, self.path, self.image_column, self.text_column, self.label_column, self.image_size
+        )
+
+    @property
+    def room(self) -> int | None:
+        """How many classes all clients together can hold; None where nothing limits that."""
+        limited = self.partition == "pathological" and self.name not in SPLIT
+        return self.clients * self.classes_per_client if limited else None
+
+    def how_split(self) -> str:
+        """Who holds what, in a few words."""
+        if self.name in SPLIT:
+            return "split as in the folder"
+        known = {
+            "pathological": f"{self.classes_per_client} classes a client",
+            "dirichlet": f"Dirichlet({self.alpha:g})",
+            "iid": "IID",
+        }
+        return known.get(self.partition, self.partition)  # a new partition has at least its name
+
+
+class ModelSection(Section):
+    """Which network."""
+
+    name: str = "auto"
+    """auto (by the kind of data), cnn, resnet18, fasttext, mlp, or "module:function"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the model, such as hidden = 64."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if ":" not in name and name not in (*MODELS, "auto"):
+            raise ValueError(f"unknown model {name!r}: {did_you_mean(name, (*MODELS, 'auto'))}")
+        return name
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as error:  # TOML has dates
+            raise ValueError(f"model.options must be numbers, texts, lists or tables: {str(error).lower()}") from None
+        return options
+
+
+class TrainSection(Section):
+    """How clients train and who takes part."""
+
+    rounds: int = Field(1000, ge=1, le=10**7)
+    participation: float = Field(1.0, gt=0)
+    """Up to 1 a fraction of the clients, above 1 their number."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability that a participant is lost in a round: it gets the model and never answers."""
+    lr: float = Field(0.005, gt=0)
+    batch_size: int = Field(10, ge=1, le=MOST)
+    epochs: int = Field(1, ge=1, le=10**6)
+    optimizer: optimizers.Name = "sgd"
+    """sgd, adam or adamw, of every client; its state is fresh in every round, unless `keep_optimizer`."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Of SGD."""
+    nesterov: bool = False
+    """Of SGD with momentum."""
+    weight_decay: float = Field(0.0, ge=0)
+    keep_optimizer: bool = False
+    """A client keeps its optimiser's state (momentum, Adam's moments) until its next round."""
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    """The learning rate over the rounds: constant; times `decay` every `decay_every` rounds; a half cosine down to 0."""
+    decay: float = Field(0.1, gt=0, le=1)
+    decay_every: int = Field(100, ge=1, le=MOST)
+    warm_up: int = Field(0, ge=0, le=MOST)
+    """Rounds in which the learning rate rises linearly to its value."""
+    clip: float = Field(0.0, ge=0)
+    """The longest gradient of a batch, over all parameters; 0 is no limit."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    batch_norm: Literal["average", "local"] = "average"
+    """Running statistics of norm layers are averaged like FedAvg, or stay with the client."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 computes linear and convolution layers in bfloat16, with float32 master weights."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainSection:
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(f"train.momentum and train.nesterov are of sgd; {self.optimizer} has moments of its own")
+        if self.nesterov and not self.momentum:
+            raise ValueError("train.nesterov needs a train.momentum above 0")
+        if self.keep_optimizer and self.make_optimizer().is_plain:
+            raise ValueError(
+                "train.keep_optimizer: plain SGD has no state to keep; set train.momentum or another optimizer"
+            )
+        return self
+
+    def make_optimizer(self) -> optimizers.Optimizer:
+        """What the maths needs to know."""
+        if self.optimizer == "sgd":
+            return optimizers.SGD(self.momentum, self.nesterov, self.weight_decay)
+        return optimizers.Adam(self.weight_decay, decoupled=self.optimizer == "adamw")
+
+    def make_schedule(self) -> optimizers.Schedule:
+        """The same for the learning rate."""
+        return optimizers.Schedule(self.schedule, self.rounds, self.decay_every, self.decay, self.warm_up)
+
+
+class RunSection(Section):
+    """How the experiment is carried out; apart from the seed, the metrics and the patience, nothing here changes the results
+    (vmap: but for rounding)."""
+
+    seed: int = Field(0, ge=0)
+    """Everything that is drawn; `data.split_seed` can take the split out of it."""
+    engine: Literal["auto", "loop", "threads", "vmap"] = "auto"
+    workers: int = Field(0, ge=0, le=10_000)
+    """Clients trained side by side; 0 is one per core."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """Whether the vmap engine compiles its step; auto does in a run long enough to pay for it."""
+    device: str = "auto"
+    evaluate_every: int = Field(1, ge=1, le=MOST)
+    """Rounds between two evaluations; the last round is always evaluated."""
+    evaluate_clients: int = Field(0, ge=0, le=MOST)
+    """Evaluate a fixed random sample of this many clients; 0 is all."""
+    checkpoint_seconds: float = Field(30.0, ge=0)
+    """Least time between two checkpoints; 0 writes one every round."""
+    save_models: Literal["auto", "all", "none"] = "auto"
+    """Write every client's final personal model; auto writes them while they fit into 1 GiB."""
+    metrics: list[str] = Field(default_factory=list)
+    """Metrics of your own, "module:name", beside accuracy, balanced_accuracy, macro_f1 and loss."""
+    pick: str = "accuracy"
+    """The metric that rounds are picked by, on test data (best) and on held-out data (validated, the saved models)."""
+    patience: int = Field(0, ge=0)
+    """Stop when the picked metric on held-out data has not improved for so many evaluated rounds; 0 is never."""
+
+    @model_validator(mode="after")
+    def _known(self) -> RunSection:
+        metrics.check_names(self.metrics, self.pick)
+        return self
+
+
+class GuardSection(Section):
+    """What the server does about bad updates; what is always checked is in `guard.py`."""
+
+    least: int = Field(1, ge=1, le=10**6)
+    """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
+    most_samples: int = Field(MOST_SAMPLES, ge=1)
+    """A client that claims more training samples than this is refused: the samples are its weight in every average."""
+    norm_bound: float = Field(0.0, ge=0)
+    """Updates longer than this many times the round's median are scaled back to it; 0 leaves them as they are."""
+
+
+class AdversarySection(Section):
+    """Clients that mean harm, for experiments. They are not evaluated: results are those of the honest clients."""
+
+    clients: int = Field(0, ge=0, le=10**6)
+    """How many; which ones is drawn from the seed."""
+    attack: Attack = "class-capture"
+    """What they do to the model they send: "class-capture" makes one output row long, "not-a-number" sends NaN."""
+    strength: float = 100.0
+    """class-capture: factor of the captured row; 1 is honest."""
+    target: int = Field(0, ge=0, le=MOST)
+    """The captured class."""
+
+
+class PrivacySection(Section):
+    """What clients do so that their uploads say less; `docs/privacy.md` has what it hides and what not."""
+
+    norms: Literal["exact", "noise", "coarse"] = "exact"
+    """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels."""
+    norm_noise: float = Field(0.5, ge=0)
+    """Standard deviation of that noise, in mean norms."""
+    norm_levels: int = Field(2, ge=1, le=MOST)
+    """To how many levels norms are rounded; 1 makes all equal."""
+    dp: Literal["off", "sample"] = "off"
+    """Differential privacy of every sample of a client: DP-SGD."""
+    dp_clip: float = Field(1.0, gt=0)
+    """The longest gradient that a sample may have."""
+    dp_noise: float = Field(1.0, ge=0)
+    """Standard deviation of the noise in units of `dp_clip`; 0 clips only and guarantees nothing."""
+    dp_delta: float = Field(1e-5, gt=0, lt=1)
+    dp_histogram: float = Field(0.0, ge=0)
+    """The epsilon spent once on the class histogram that WDR needs; 0 releases none, WDR is then refused."""
+    dp_budget: float = Field(0.0, ge=0)
+    """The largest epsilon that a client may spend; 0 is any. A simulation that would pass it does not begin; the node of a
+    federation keeps its own account and takes no further part."""
+
+    def dial(self) -> Dial:
+        """What the maths needs to know."""
+        return Dial(self.norms, self.norm_noise, self.norm_levels)
+
+    def samples(self) -> SamplePrivacy | None:
+        """The same for differential privacy; None where it is off."""
+        if self.dp == "off":
+            return None
+        return SamplePrivacy(self.dp_clip, self.dp_noise, self.dp_delta, self.dp_histogram)
+
+
+class Config(Section):
+    """A whole experiment. `Config()` is the digits experiment."""
+
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "cwfedavg"})
+    """`name` and the hyper-parameters of the algorithm; validated by the algorithm itself."""
+    train: TrainSection = TrainSection()
+    guard: GuardSection = GuardSection()
+    adversary: AdversarySection = AdversarySection()
+    privacy: PrivacySection = PrivacySection()
+    run: RunSection = RunSection()
+
+    @model_validator(mode="after")
+    def _complete(self, info: ValidationInfo) -> Config:
+        """Fill in the algorithm's defaults, so that a written config says everything."""
+        name = self.algorithm.get("name", "cwfedavg")
+        if not isinstance(name, str):
+            raise ConfigError(f"algorithm.name must be a text, it is {name!r}")
+        if info.context != NO_IMPORTS or not algorithms.foreign(self.algorithm):
+            object.__setattr__(self, "algorithm", algorithms.describe(algorithms.build(self.algorithm), name))
+        count = self.train.participation
+        if count > 1 and count != int(count):
+            raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
+        plain = self.train.make_optimizer().is_plain and not self.train.clip and not self.train.label_smoothing
+        if self.privacy.dp != "off" and not (plain and self.data.augment == "none"):
+            raise ValueError(
+                "privacy.dp is DP-SGD: it has gradients clipped and noised by itself, without momentum, weight decay, "
+                "train.clip, train.label_smoothing or data.augment"
+            )
+        if self.privacy.dp != "off" and self.train.precision != "fp32":
+            raise ValueError(
+                "privacy.dp computes gradients sample by sample in fp32 only: set train.precision = fp32"
+            )
+        if self.run.patience and not self.data.validation:
+            raise ValueError(
+                f"run.patience = {self.run.patience} stops by held-out data, and none are held out: set data.validation above 0"
+            )
+        return self
+
+    @property
+    def algorithm_name(self) -> str:
+        """The algorithm's name."""
+        return str(self.algorithm["name"])
+
+    @property
+    def split_seed(self) -> int:
+        """The seed that decides who holds what."""
+        return self.run.seed if self.data.split_seed < 0 else self.data.split_seed
+
+    def code(self) -> list[str]:
+        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data, partition and metrics."""
+        own = [name for name in (self.model.name, self.data.name, self.data.partition) if ":" in name]
+        return algorithms.foreign(self.algorithm) + own + self.run.metrics
+
+    def build_algorithm(self) -> algorithms.FedAvg:
+        """The algorithm with its hyper-parameters."""
+        return algorithms.build(self.algorithm)
+
+    def partition_spec(self) -> PartitionSpec:
+        """How the samples are dealt out."""
+        d = self.data
+        return PartitionSpec(
+            d.partition,
+            d.clients,
+            d.classes_per_client,
+            d.alpha,
+            d.balanced,
+            d.shuffled,
+            self.train.batch_size,
+        )
+
+    def to_toml(self) -> str:
+        """All settings as a config file."""
+        return tomli_w.dumps(self.model_dump())
+
+
+NO_IMPORTS = "no imports"
+
+
+def from_table(table: dict[str, Any], *, imports: bool = True) -> Config:
+    """A validated config from nested dicts; a wrong key or value is one clear sentence.
+
+    Without `imports`, an algorithm that is code ("module:Class") is left as the table says: to look at a run runs nothing.
+    """
+    for key, value in _numbers(table):
+        if abs(value) >= MOST_NUMBER:
+            raise ConfigError(f"{key} is not possible: a whole number has at most 19 digits")
+    try:
+        return Config.model_validate(table, context=None if imports else NO_IMPORTS)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(e) for e in error.errors())) from None
+
+
+def _numbers(table: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, int]]:
+    """All whole numbers in nested tables and lists, with their dotted names."""
+    if isinstance(table, int):
+        yield key, table
+    elif isinstance(table, dict | list) and depth < 500:  # deeper ones cannot be read from TOML
+        for name, value in table.items() if isinstance(table, dict) else enumerate(table):
+            yield from _numbers(value, f"{key}.{name}" if key else str(name), depth + 1)
+
+
+def _sentence(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        *sections, key = (str(part) for part in error["loc"])
+        cls = Config.model_fields[sections[0]].annotation if sections else Config
+        known = list(cls.model_fields) if isinstance(cls, type) and issubclass(cls, BaseModel) else []
+        return f"unknown setting {where}: {did_you_mean(key, known)}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return str(message)
+    return f"{where} = {error['input']!r} is not possible: {message[0].lower()}{message[1:]}"
+
+
+def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
+    """A config file, with `key=value` settings on top (one, or a list of them); no file is the digits experiment."""
+    if isinstance(settings, str):
+        settings = [settings]
+    return loads("" if path is None else read(path), path, settings)
+
+
+def read(path: str | Path) -> str:
+    """The text of a config file."""
+    try:
+        return files.read_text(path, MOST_BYTES)
+    except FileNotFoundError:
+        raise ConfigError(f"the config file {path} does not exist") from None
+    except TypeError:
+        raise ConfigError(
+            f"the path of a config file is a text, not {path!r}: settings=[...] takes settings"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the config file {path} cannot be read: {error}") from None
+
+
+def loads(text: str, path: str | Path | None = None, settings: Sequence[str] = (), *, imports: bool = True) -> Config:
+    """A config from its text; see `from_table` for `imports`."""
+    try:
+        table = _toml(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the config file {path} cannot be read: {error}") from None
+    return from_table(_apply(table, settings), imports=imports)
+
+
+def _toml(text: str) -> dict[str, Any]:
+    for found in _KEY.finditer(text):
+        if found[0].count(".") >= MOST_DEPTH and len(re.findall(_PART, found[0])) > MOST_DEPTH:
+            raise ValueError(f"a key has more than {MOST_DEPTH} parts: {found[0][:50]}")
+    return tomllib.loads(text)
+
+
+def with_settings(config: Config, settings: Sequence[str]) -> Config:
+    """A config with `key=value` settings on top."""
+    return from_table(_apply(config.model_dump(), settings))
+
+
+def _apply(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    parsed = [_parse(setting) for setting in settings]
+    for keys, value in parsed:
+        named = table.get("algorithm", {})
+        if keys == ["algorithm", "name"] and isinstance(named, dict) and named.get("name", "cwfedavg") != value:
+            table["algorithm"] = {}  # the file's hyper-parameters belong to the algorithm it names
+    for keys, value in parsed:
+        at = table
+        for key in keys[:-1]:
+            at = at.setdefault(key, {})
+            if not isinstance(at, dict):
+                raise ConfigError(f"--set {'.'.join(keys)}: {key} is not a section")
+        at[keys[-1]] = value
+    return table
+
+
+def _parse(setting: str) -> tuple[list[str], Any]:
+    key, equals, raw = setting.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {setting!r} must look like section.key=value")
+    return key.strip().split("."), parse_value(raw.strip())
+
+
+def parse_value(raw: str) -> Any:
+    """A TOML value; what is none is text, so quotes are not needed."""
+    try:
+        table = _toml(f"value = {raw}")
+    except (ValueError, RecursionError):
+        return raw
+    return table["value"] if len(table) == 1 else raw  # not a whole file behind a line break

@@ -1,0 +1,319 @@
+"""An experiment made ready: data dealt out, model and algorithm built and checked against each other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cwfed import data, models
+from cwfed.core import metrics
+from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream, torch_stream
+from cwfed.core.types import Download, Form, Params, Start, Uploads
+from cwfed.engine.base import Job, Visit, overrides
+from cwfed.engine.worker import OPTIMIZER, LocalTraining
+from cwfed.federation.adversary import Adversary
+from cwfed.federation.config import Config
+from cwfed.federation.guard import Guard, example, form_of, misfit
+from cwfed.models import InputShape
+from cwfed.privacy.noise import Noise
+
+
+def deal(config: Config, data_dir: str | None = None) -> data.Federation:
+    """The data of a config, dealt out to its clients."""
+    dataset = data.load(config.data.source(), data_dir)
+    return data.share_out(
+        dataset, config.partition_spec(), config.split_seed, config.data.validation, config.data.samples
+    )
+
+
+def how_many(participation: float, clients: int) -> int:
+    """How many of the clients a round invites."""
+    count = int(participation) if participation > 1 else max(1, round(participation * clients))
+    return min(clients, count)
+
+
+class Blueprint:
+    """The network, and what an algorithm may know of it: what all sides of a federation must agree on."""
+
+    def __init__(self, config: Config, shape: InputShape, classes: int, clients: int) -> None:
+        self.config, self.shape, self.classes, self.clients = config, shape, classes, clients
+        self.algorithm = config.build_algorithm()
+        self.model_name = config.model.name
+        if self.model_name == "auto":
+            self.model_name = models.default_for(shape)
+        self.template = self._build(0)
+        """The initial network; never trained itself."""
+        self.task = models.task_of(self.template, clients, classes, config.run.seed)
+        self.parameters = sum(p.numel() for p in self.template.parameters())
+        statistics = {name: b.detach().clone() for name, b in models.statistics(self.template).items()}
+        self.local_statistics: Params = statistics if config.train.batch_norm == "local" else {}
+        """Initial running statistics of norm layers, where they stay with the clients."""
+        self.initial: Params = self._travelling(self.template)
+        """The initial model as it travels."""
+        self.kept_names = self.algorithm.keeps(tuple(self.initial), self.task)
+        """The tensors that stay with a client until its next round."""
+        privacy = config.privacy.samples()
+        histogram = privacy.histogram if privacy else 0.0
+        self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples, histogram)
+        self.metrics = metrics.load(config.run.metrics, classes)
+        """The user's own."""
+        if privacy and (different := [name for name in ("loss", "passes") if overrides(self.algorithm, name)]):
+            raise ConfigError(
+                f"privacy.dp clips and counts the gradients of one pass with the cross-entropy; {config.algorithm_name} has "
+                f"{different[0]} of its own: choose another algorithm"
+            )
+        self._check_dial()
+
+    @property
+    def has_own_models(self) -> bool:
+        """Whether what a client keeps is its personal model: then it has one also in a round that it sits out."""
+        return self.algorithm.phase == "trained" and bool(self.kept_names) and not self.is_tuned
+
+    @cached_property
+    def is_tuned(self) -> bool:
+        """Whether clients make passes over their data before they are tested: phase `trained` is after these."""
+        if not overrides(self.algorithm, "passes"):
+            return False
+        try:
+            return bool(self.algorithm.passes("test", self.task, Start({})))
+        except Exception as error:
+            name = type(self.algorithm).__name__
+            raise ConfigError(
+                f'whether {name} has passes before the test must not depend on a start: passes("test", ...) fails ({error!r})'
+            ) from None
+
+    @property
+    def keeps_any(self) -> bool:
+        """Whether a client keeps anything at all between its rounds."""
+        remembers = overrides(self.algorithm, "remember")
+        return bool(self.kept_names or self.local_statistics) or remembers or self.config.train.keep_optimizer
+
+    def own(self, kept: Params) -> Params | None:
+        """What an algorithm sees of what a client keeps; before its first round, of the initial model."""
+        seen = {n: w for n, w in kept.items() if n not in self.local_statistics and not n.startswith(OPTIMIZER)}
+        return seen or {name: self.initial[name] for name in self.kept_names} or None
+
+    def own_model(self, kept: Params) -> Params | None:
+        """The personal model that a client keeps, with its statistics; None where it has none of its own (yet)."""
+        if not kept or not self.has_own_models:
+            return None
+        return self.algorithm.shown({n: kept[n] for n in (*self.kept_names, *self.local_statistics)})
+
+    def sent_forms(self) -> dict[str, Form]:
+        """What the tensors of a model that is sent look like."""
+        models = self.algorithm.send(self.algorithm.init(self.fresh, self.task), 0).models
+        names = models[0].keys() if models else self.initial.keys()
+        return {name: form for name, form in form_of(self.initial).items() if name in names}
+
+    def visit(self, client: int, kept: Params, got: Download | None = None) -> Visit:
+        """A client with what it keeps (nothing before its first round)."""
+        optimizer = {n: t for n, t in kept.items() if n.startswith(OPTIMIZER)}
+        statistics = {n: kept.get(n, initial) for n, initial in self.local_statistics.items()}
+        return Visit(client, self.own(kept), statistics, optimizer, got)
+
+    def completed(self, model: Params) -> Params:
+        """A model with the initial tensors in place of those that do not travel."""
+        return model if model.keys() >= self.initial.keys() else self.initial | model
+
+    def job(self, federation: data.Federation, device: torch.device, noise: Noise | None = None) -> Job:
+        """What an engine is to carry out."""
+        samples = data.Samples(federation.data.inputs, federation.data.labels, device)
+        return Job(self.algorithm, self.template, self.task, federation, samples, self.training(noise), self.metrics)
+
+    def first_state(self) -> Any:
+        """The server's state before round 1."""
+        state = self.algorithm.init(self.fresh, self.task)
+        if self.config.guard.norm_bound and not self.sends_one_model(state):
+            raise ConfigError(
+                "guard.norm_bound compares an upload with the one model that the client was sent, "
+                f"and {self.config.algorithm_name} does not send one model: set it to 0"
+            )
+        return state
+
+    def sends_one_model(self, state: Any = None) -> bool:
+        """Whether a client is sent one model that its upload can be compared with; from the start, or from a state."""
+        state = self.algorithm.init(self.fresh, self.task) if state is None else state
+        models = self.algorithm.send(state, 0).models
+        return len(models) == 1 and bool(models[0])
+
+    def _check_dial(self) -> None:
+        """Blurring norms is refused where it would hide nothing."""
+        if self.config.privacy.norms == "exact":
+            return
+        name, what = self.config.algorithm_name, f'privacy.norms = "{self.config.privacy.norms}"'
+        if "class_counts" in self.algorithm.beside(self.initial, self.task):
+            raise ConfigError(f"{what} would hide nothing: with these settings {name} sends its class counts")
+        if self.task.output_weight not in self.algorithm.uploaded(tuple(self.initial), self.task):
+            raise ConfigError(f"{what} blurs the uploaded output layer, and {name} uploads none")
+
+    def try_state(self, state: Any, clients: Sequence[int]) -> None:
+        """A round of these clients without training: what is wrong with a state from a file shows here, as any error."""
+        uploads = Uploads(
+            clients=tuple(clients),
+            models={name: torch.stack([self.initial[name]] * len(clients)) for name in self.guard.model},
+            counts=torch.ones(len(clients)),
+            extras={name: torch.stack([example(form)] * len(clients)) for name, form in self.guard.beside.items()},
+        )
+        for made in (state, self.algorithm.aggregate(state, uploads)):
+            for client in clients:
+                for model in self.algorithm.send(made, client).models:  # or the part of it that travels
+                    forms = {name: form for name, form in form_of(self.initial).items() if name in model}
+                    if problem := misfit(model, forms, "a model"):
+                        raise ValueError(problem)
+
+    def fresh(self, number: int) -> Params:
+        """The number-th random initial model."""
+        return self.initial if number == 0 else self._travelling(self._build(number))
+
+    def _travelling(self, network: nn.Module) -> Params:
+        state = models.parameters_of(network) | models.statistics(network)
+        return {n: t.detach().contiguous() for n, t in state.items() if n not in self.local_statistics}
+
+    def _build(self, number: int) -> nn.Module:
+        with torch_stream(self.config.run.seed, "model", client=number):
+            model = models.build(self.model_name, self.shape, self.classes, self.config.model.options)
+            return self.algorithm.adapt(model, str(model.output_layer))
+
+    @property
+    def lower_is_better(self) -> list[str]:
+        """The metrics of which less is better."""
+        known = metrics.BUILT_IN | {name: metric for name, metric, _ in self.metrics}
+        return [name for name, metric in known.items() if metric.lower_is_better]
+
+    def training(self, noise: Noise | None = None) -> LocalTraining:
+        """How a client trains; its noise comes from the seed unless it has another source."""
+        train, seed = self.config.train, self.config.run.seed
+        privacy = self.config.privacy.samples()
+        return LocalTraining(
+            seed=seed,
+            lr=train.lr,
+            batch_size=train.batch_size,
+            epochs=train.epochs,
+            precision=train.precision,
+            privacy=privacy,
+            noise=noise,
+            optimizer=train.make_optimizer(),
+            keep_optimizer=train.keep_optimizer,
+            schedule=train.make_schedule(),
+            clip=train.clip,
+            label_smoothing=train.label_smoothing,
+            augment=self.config.data.augment,
+        )
+
+    def check(self, federation: data.Federation, is_whole: bool = True) -> None:
+        """Settings against data: what does not fit shows here, and not as a riddle in round 1.
+
+        A node sees its own data only, not the whole: that it is smaller than a batch may be so.
+        """
+        size = self.config.train.batch_size
+        trained = [len(shard.train) for shard in federation.shards.values()]
+        if is_whole and size > max(trained):
+            raise ConfigError(
+                f"train.batch_size = {size} is larger than every client: the largest has {max(trained)} training samples"
+            )
+        if min(size, *trained) == 1 and any(isinstance(m, _BatchNorm) for m in self.template.modules()):
+            raise ConfigError("the model has BatchNorm layers, which cannot train on a batch of one sample")
+        if self.config.data.augment != "none" and len(federation.shape.dims) != 3:
+            raise ConfigError(
+                f'data.augment = "{self.config.data.augment}" shifts or mirrors images, and these samples have the shape '
+                f"{federation.shape.dims}: set it to none"
+            )
+        self._try_model(federation)
+
+    def _try_model(self, federation: data.Federation) -> None:
+        """Two samples through the network."""
+        network = copy.deepcopy(self.template)
+        seen: list[Tensor] = []
+        network.get_submodule(self.task.output).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        samples = data.Samples(federation.data.inputs[:2], federation.data.labels[:2], torch.device("cpu"))
+        try:
+            logits = network.eval()(samples.batch(np.arange(len(samples.labels)))[0])
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            what = f"the model {self.model_name} cannot take samples of shape {federation.shape.dims}"
+            raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from None
+        if not isinstance(logits, Tensor):
+            raise ConfigError(
+                f"the model {self.model_name} must give logits, one tensor, and it gives a {type(logits).__name__}: "
+                "return the logits alone"
+            )
+        if not seen:
+            raise ConfigError(f"the model {self.model_name} never uses its output layer {self.task.output!r}")
+        if logits.shape != (len(samples.labels), self.task.classes) or logits.dtype != torch.float32:
+            raise ConfigError(
+                f"the model {self.model_name} must give float32 logits for {self.task.classes} classes, "
+                f"it gives {logits.dtype} of shape {tuple(logits.shape)}"
+            )
+
+
+class Experiment(Blueprint):
+    """What a config stands for, before anybody has trained."""
+
+    def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        seed = config.split_seed
+        self.federation = deal(config, data_dir)
+        super().__init__(config, self.federation.shape, self.federation.data.classes, len(self.federation))
+        if held_out := self.algorithm.held_out():
+            self.federation = self.federation.with_holdout(held_out, seed)
+        self._check_participation()
+        self.check(self.federation)
+        mixed = stream(seed, "newcomers").permutation(self.clients)
+        self.newcomers = sorted(int(c) for c in mixed[: config.data.newcomers])
+        """Clients that never take part."""
+        self.members = sorted(int(c) for c in mixed[config.data.newcomers :])
+        self.adversaries = self._choose_adversaries()
+        self.evaluated = self._choose_evaluated()
+
+    def participants(self) -> int:
+        """How many clients a round invites."""
+        return how_many(self.config.train.participation, self.clients - self.config.data.newcomers)
+
+    def _check_participation(self) -> None:
+        newcomers, wanted = self.config.data.newcomers, self.config.train.participation
+        members = self.clients - newcomers
+        if members < 1:
+            raise ConfigError(f"data.newcomers = {newcomers} leaves none of the {self.clients} clients")
+        if wanted > max(1, members):
+            raise ConfigError(f"train.participation = {wanted:g}, but only {members} clients can take part")
+        least, invited = self.config.guard.least, self.participants()
+        if least > invited:
+            raise ConfigError(f"guard.least = {least}, but a round has only {invited} participants")
+
+    def _choose_adversaries(self) -> dict[int, Adversary]:
+        """By client, what it does to the models it sends."""
+        how = self.config.adversary
+        if how.clients >= len(self.members):
+            raise ConfigError(
+                f"adversary.clients = {how.clients} leaves no honest client: {len(self.members)} can take part"
+            )
+        if how.target >= self.federation.data.classes:
+            raise ConfigError(
+                f"adversary.target = {how.target}, but the classes are 0 to {self.federation.data.classes - 1}"
+            )
+        mixed = stream(self.config.run.seed, "adversaries").permutation(self.members)
+        return {int(c): Adversary(how.attack, how.strength, how.target) for c in mixed[: how.clients]}
+
+    def _choose_evaluated(self) -> list[int]:
+        """Honest clients only: how well an adversary is served is nobody's concern."""
+        honest = len(self.members) - len(self.adversaries)
+        wanted = self.config.run.evaluate_clients or honest
+        if wanted > honest:
+            what = "honest clients" if self.adversaries else "clients"
+            raise ConfigError(f"run.evaluate_clients = {wanted}, but only {honest} {what} can take part")
+        mixed = stream(self.config.split_seed, "evaluated").permutation(self.members)
+        chosen = [c for c in mixed if c not in self.adversaries][:wanted]
+        if not any(len(self.federation.shards[c].test) for c in chosen):
+            raise ConfigError("no evaluated client has a test sample: use fewer clients or more samples")
+        if self.config.run.patience and not any(len(self.federation.shards[c].validation) for c in chosen):
+            raise ConfigError(
+                f"run.patience = {self.config.run.patience} stops by held-out data, and no evaluated client has any: "
+                "use fewer clients, more samples or a larger data.validation"
+            )
+        return sorted(int(c) for c in chosen)

@@ -1,0 +1,63 @@
+"""Messages over a Flower grid: sent off, and their answers gathered for as long as there is time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from cwfed.flower import replies as replies_of
+from cwfed.flower.plan import FederationSection
+
+LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
+"""Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+RESTS = 3
+"""A look asks once for every node that is waited for, so with many of them it takes long; the pause after it is at least so many
+times as long, and the SuperLink has time for the nodes."""
+
+
+def message_to(node: int, kind: str, group: str, content: RecordDict) -> Message:
+    """A message to a node."""
+    return Message(content, dst_node_id=node, message_type=kind, group_id=group)
+
+
+class Post:
+    """What the server sends, and how long it waits."""
+
+    def __init__(self, federation: FederationSection) -> None:
+        self._federation = federation
+        self.stop = threading.Event()
+        """Set by who wants the federation to end: at the next look for answers."""
+
+    def now(self) -> float:
+        """Seconds, from any beginning."""
+        return time.monotonic()
+
+    def push(self, grid: Grid, messages: list[Message]) -> dict[str, Message]:
+        """Send messages; those that went off, by their number."""
+        numbers = set(grid.push_messages(messages))
+        sent = {message.metadata.message_id: message for message in messages}
+        return {number: message for number, message in sent.items() if number in numbers}
+
+    def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
+        """Send messages and gather the answers that come in time; `stop` breaks it off."""
+        waiting = self.push(grid, messages)
+        until = self.now() + self._federation.timeout
+        replies: list[Message] = []
+        pause = LEAST_PAUSE
+        while waiting and self.now() < until:
+            began = self.now()
+            found = replies_of.pull(grid, waiting)
+            replies += found.values()
+            waiting = {number: message for number, message in waiting.items() if number not in found}
+            pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)
+            self.sleep(max(pause, RESTS * (self.now() - began)) if waiting else 0)
+        return replies
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, unless the federation is to end."""
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+        time.sleep(seconds)

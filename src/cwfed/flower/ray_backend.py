@@ -1,0 +1,187 @@
+"""`cwfed run --backend flower`: an experiment through Flower's simulation engine, on Ray.
+
+The clients' work is done by Ray's actors, on this machine or on the cluster that RAY_ADDRESS names; each of them
+makes the experiment ready once. The server is the strategy that a real federation has. What a report wants to know
+beyond what a server can see (the true class distributions, the portrait at the end) is added here, where all data are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from cwfed.core.events import Event, Newcomers, Round, Started
+from cwfed.core.types import Params
+from cwfed.engine import cores
+from cwfed.federation.config import Config, from_table
+from cwfed.federation.experiment import Experiment
+from cwfed.federation.portrait import portray
+from cwfed.federation.rounds import FinalModels, Progress, correlation, is_over, mean
+from cwfed.federation.simulation import Simulation
+from cwfed.flower.client import KEPT, Site, Worker, WorkerOf, make_app
+from cwfed.flower.plan import FederationSection, Plan
+from cwfed.flower.server import FederatedRun
+from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
+from cwfed.runs.checkpoint import Checkpoints
+from cwfed.runs.session import Runner, Summary
+
+
+class SimulatedRun(FederatedRun):
+    """A federation whose clients' data are here too."""
+
+    def __init__(self, simulation: Simulation, strategy: PersonalisedStrategy, grid: Grid, state: Path) -> None:
+        super().__init__(strategy, grid)
+        self.simulation, self.notes, self._state = simulation, simulation.notes, state
+
+    def started(self) -> Started:
+        return replace(self.simulation.started(), engine="flower: clients on Ray, one at a time each")
+
+    def manifest(self) -> dict[str, Any]:
+        facts = self.simulation.manifest()
+        return facts | {"engine": facts["engine"] | {"name": "flower", "workers": cores(), "why": ""}}
+
+    def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
+        for reached, event in super().rounds(progress):
+            if isinstance(event, Round):  # that virtual nodes join is no news
+                yield reached, self._completed(reached, event)
+
+    def _completed(self, after: Progress, event: Round) -> Round:
+        """The event with what only somebody knows who has all the data."""
+        simulation = self.simulation
+        is_last = is_over(self.config, after)
+        phases = {
+            phase: replace(found, clients=None, samples=None)
+            for phase in ("received", "trained")
+            if (found := getattr(event, phase)) is not None
+        }
+        event = replace(event, **phases, spent=simulation.spent(event.round) if is_last else None)
+        up = self.strategy.opened.closed.uploads
+        if up is None:
+            return event
+        models = up.models | self._not_uploaded(after, up.clients)
+        p, estimate = simulation.distributions(up.clients, models)
+        return replace(
+            event,
+            correlation=correlation(p, estimate),
+            distance=mean((p - estimate).norm(dim=1).tolist()),
+            leaks=simulation.leaks(up, self.strategy.sent),
+            portrait=portray(simulation, self.complete(after), up.clients, models) if is_last else None,
+        )
+
+    def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
+        """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""
+        names = [name for name in self.simulation.initial if name not in self.strategy.blueprint.guard.model]
+        if not names:
+            return {}
+        kept, sent = self.complete(after).kept, self.strategy.sent
+        whole = [(sent[c].models[0] if sent[c].models else {}) | kept.get(c, {}) for c in clients]
+        return {name: torch.stack([model[name] for model in whole]) for name in names}
+
+    def complete(self, progress: Progress) -> Progress:
+        """With what the clients keep, read from their folders."""
+        kept = {}
+        if self.simulation.keeps_any:
+            for client in range(self.simulation.clients):
+                last = accepted_in(progress).get(client, 0)
+                tree, _ = Checkpoints(client_folder(self._state, client), KEPT).newest(before=last + 1)
+                if tree:
+                    kept[client] = tree["kept"]
+        return replace(progress, kept=kept)
+
+    def welcome(self, progress: Progress) -> Newcomers | None:
+        return self.simulation.welcome(progress)
+
+    def final_models(self, progress: Progress) -> FinalModels:
+        return self.simulation.final_models(progress)
+
+    def close(self) -> None:
+        self.simulation.close()
+
+
+def client_folder(state: Path, client: int) -> Path:
+    """Where a simulated client keeps its state."""
+    return state / f"client-{client:05d}"
+
+
+def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Callable[[Runner], Summary]) -> Summary:
+    """Make a runner on Flower's simulation engine and have something done with it."""
+    simulation = Simulation(_plainly(config), data_dir)  # what is wrong with the settings shows before Ray starts
+    folder = str(Path(data_dir).resolve()) if data_dir else os.environ.get("CWFED_DATA")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="cwfed-") as scratch:
+        state = (out.resolve() / "clients") if out else Path(scratch)
+        strategy = PersonalisedStrategy(
+            Plan(config, _section(simulation)), trains=simulation.members, measured=simulation.evaluated
+        )
+        outcome: Future[Summary] = Future()
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            try:
+                outcome.set_result(use(SimulatedRun(simulation, strategy, grid, state)))
+            except BaseException as error:  # this thread is Flower's: told here, raised where somebody waits
+                outcome.set_exception(error)
+
+        try:
+            run_simulation(
+                server_app=server,
+                client_app=make_app(partial(_simulated, config.model_dump_json(), folder, str(state)), ()),
+                num_supernodes=simulation.clients,
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": _ray(config)},
+            )
+        finally:
+            strategy.stop.set()
+        return outcome.result()
+
+
+def _ray(config: Config) -> dict[str, Any]:
+    """How Ray is started; an existing cluster is found by RAY_ADDRESS."""
+    if "RAY_ADDRESS" in os.environ:
+        return {"log_to_driver": False}
+    return {"num_cpus": config.run.workers or cores(), "log_to_driver": False}
+
+
+def _plainly(config: Config) -> Config:
+    """The server's own part, portrait and final models, needs no fast engine."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "loop"})})
+
+
+def _section(simulation: Simulation) -> FederationSection:
+    shape = simulation.federation.shape
+    return FederationSection(
+        shape="x".join(map(str, shape.dims)),
+        classes=simulation.task.classes,
+        vocabulary=shape.vocabulary,
+        nodes=simulation.clients,
+        clients=simulation.clients,
+        keep="never",
+        pin=False,  # virtual nodes have no keys
+        timeout=24 * 3600,
+    )
+
+
+@cache
+def _worker(config: str, data_dir: str | None, state: str) -> Worker:
+    """Made once in each of Ray's actors, for all clients."""
+    experiment = Experiment(from_table(json.loads(config)), data_dir)
+    return Worker(experiment, experiment.federation, partial(client_folder, Path(state)), tell_sums=True)
+
+
+def _simulated(config: str, data_dir: str | None, state: str, context: Context) -> tuple[Site, WorkerOf]:
+    """A virtual node: the client with the number of its partition."""
+    worker = _worker(config, data_dir, state)
+    return Site(str(context.node_config["partition-id"]), worker.federation.data), lambda *_: worker

@@ -1,0 +1,207 @@
+"""The privacy audit of finished runs: how well the server could rebuild its clients' class counts. Reads events only."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cwfed.core.events import Round
+from cwfed.report.figures import legend_text
+from cwfed.report.finished import LeftOut, Method, RunRecord, methods
+from cwfed.report.style import COLOURS, MARKERS, STROKES
+from cwfed.report.tables import markdown_table
+
+ESTIMATES = {
+    "norms": "row norms of the uploaded output layer, cwFedAvg's p~",
+    "change": "change of the output bias from what was sent",
+    "sent": "class counts that the algorithm sends",
+}
+HEADER = ("run", "accuracy", "estimate", "round", "error", "samples", "rank", "AUC", "found", "mistaken")
+EXPLANATION = (
+    "What a server can say about its clients' classes. error: share of a client's samples that the estimate puts in a wrong "
+    "class, |p - p~| / 2 (1/K for every class would have the error in brackets); samples: the same in samples, as n_i is known. "
+    "rank: Spearman's correlation of p~ with p. AUC: chance that a class the client lacks has a smaller p~ than one it has. "
+    "found, mistaken: absent and present classes that the rule p~ < 1/2K calls absent. Means over the participants of the round; "
+    "accuracy: of the reported phase, best round. "
+    + "; ".join(f"{name}: {what}" for name, what in ESTIMATES.items())
+    + "."
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One estimate in one round of a run: means over the participants."""
+
+    run: str
+    folder: str
+    accuracy: float
+    estimate: str
+    round: int
+    error: float
+    guess: float | None
+    """The error of 1/K for every class, for comparison; None where the run has no portrait."""
+    samples: float
+    rank: float | None
+    auc: float | None
+    found: float | None
+    mistaken: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """As text, for a table."""
+        guess = "" if self.guess is None else f" ({self.guess:.2f})"
+        return (
+            self.run,
+            f"{self.accuracy:.2%}",
+            self.estimate,
+            str(self.round),
+            f"{self.error:.3f}{guess}",
+            f"{self.samples:.0f}",
+            *("–" if value is None else f"{value:.2f}" for value in (self.rank, self.auc, self.found, self.mistaken)),
+        )
+
+
+def audit(records: Sequence[RunRecord]) -> tuple[list[Line], list[LeftOut]]:
+    """All estimates in all rounds of these runs; and the runs that cannot be audited, with the reason."""
+    lines: list[Line] = []
+    left_out: list[LeftOut] = []
+    for method in methods(records):
+        for record in method.records:
+            if any(r.leaks for r in record.rounds):
+                lines += _lines(_label(method, record), record)
+            else:
+                left_out.append(LeftOut(record.path, _why_not(record)))
+    return lines, left_out
+
+
+def _label(method: Method, record: RunRecord) -> str:
+    return method.label if len(method.records) == 1 else f"{method.label}, seed {record.started.seed}"
+
+
+def _why_not(record: RunRecord) -> str:
+    if not any(r.up for r in record.rounds):
+        return f"{record.started.algorithm} uploads nothing, so there is nothing to audit"
+    if "federation" in record.manifest:
+        return (
+            "only its nodes know the class counts that an estimate would be compared with: audit a simulation of it"
+        )
+    if not any(r.participants for r in record.rounds):
+        return "no update was aggregated in any of its rounds"
+    return (
+        f"the uploads of {record.started.algorithm} hold neither the output layer nor class counts (or the run is of a "
+        "version that did not measure them: then run it again)"
+    )
+
+
+def _lines(label: str, record: RunRecord) -> list[Line]:
+    guess = _guess(record)
+    fixed = (label, str(record.path), record.summary["reported"]["accuracy"])
+    return [line for r in record.rounds for line in _in_round(r, fixed, guess)]
+
+
+def _in_round(round_: Round, fixed: tuple[str, str, float], guess: float | None) -> list[Line]:
+    return [
+        Line(
+            *fixed,
+            estimate,
+            round_.round,
+            float(np.mean(leak.error)),
+            guess,
+            leak.samples,
+            _mean(leak.rank),
+            _mean(leak.auc),
+            leak.found,
+            leak.mistaken,
+        )
+        for estimate, leak in round_.leaks.items()
+    ]
+
+
+def _guess(record: RunRecord) -> float | None:
+    if record.portrait is None:
+        return None
+    p = np.array(record.portrait.distribution)
+    return float(np.abs(p - 1 / p.shape[1]).sum(1).mean() / 2)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None
+
+
+def some_rounds(lines: Sequence[Line]) -> list[Line]:
+    """The first, the middle and the last round of each run and estimate: what a table has room for."""
+    shown = []
+    for same in _series(lines).values():
+        places = dict.fromkeys((0, (len(same) - 1) // 2, len(same) - 1))
+        shown += [same[place] for place in places]
+    return shown
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """A table for a document."""
+    return markdown_table(HEADER, [line.cells() for line in lines]) + f"\n{EXPLANATION}\n"
+
+
+def as_csv(lines: Sequence[Line]) -> str:
+    """All rounds, plain numbers, for a spreadsheet."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [f.name for f in dataclasses.fields(Line)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(dataclasses.asdict, lines))
+    return text.getvalue()
+
+
+def picture(lines: Sequence[Line]) -> Figure:
+    """Error, rank correlation and separation over the rounds: a colour a run, a stroke an estimate."""
+    panels = {
+        "error": "error of the estimated class counts\n(share of samples in a wrong class)",
+        "rank": "rank correlation with the truth",
+        "auc": "telling absent classes from present ones\n(AUC; 0.5 is a coin)",
+    }
+    figure = Figure(figsize=(11.5, 3.6), layout="constrained")
+    series = _series(lines)
+    colours = {run: i for i, run in enumerate(dict.fromkeys(run for run, _ in series))}
+    names = dict.fromkeys([*ESTIMATES, *(estimate for _, estimate in series)])  # other versions may have others
+    strokes = {name: STROKES[i % len(STROKES)] for i, name in enumerate(names)}
+    grid = figure.subplots(1, len(panels))
+    for axes, (key, title) in zip(grid, panels.items(), strict=True):
+        for (run, estimate), same in series.items():
+            i = colours[run]
+            values = [getattr(line, key) for line in same]
+            look: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markersize": 3.5}
+            axes.plot(
+                [line.round for line in same],
+                [np.nan if value is None else value for value in values],
+                strokes[estimate],
+                color=COLOURS[i % len(COLOURS)],
+                markevery=max(1, len(same) // 8),
+                label=legend_text(f"{run}: {estimate}"),
+                **look,
+            )
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    guesses = {line.guess for line in lines if line.guess is not None}
+    for guess in guesses:
+        grid[0].axhline(guess, color="0.5", linewidth=0.8, label="1/K for every class")
+    grid[0].set_ylim(bottom=0)
+    handles, labels = grid[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def _series(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        found.setdefault((line.run, line.estimate), []).append(line)
+    return found

@@ -1,0 +1,422 @@
+"""The folder a run leaves: config, manifest, events, checkpoints, models, summary.
+
+`summary.json` is written last: a folder that has one is a finished run. While such a run is given more rounds, its summary
+stays: until it is replaced, the result is that of the rounds before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from cwfed.core import events, files
+from cwfed.core.errors import RunError
+from cwfed.core.events import Event
+from cwfed.federation import config as configs
+from cwfed.federation.config import Config
+from cwfed.federation.manifest import Facts
+from cwfed.federation.rounds import Progress, from_tree, to_tree
+from cwfed.runs import saved_models
+from cwfed.runs.checkpoint import Checkpoints, load
+from cwfed.runs.saved_models import Models
+from cwfed.runs.summary import summarise
+
+ADDED_LATER = {
+    "data.split_seed": -1,
+    "train.precision": "fp32",
+    "guard.least": 1,
+    "guard.most_samples": 10**9,
+    "guard.norm_bound": 0.0,
+    "adversary.clients": 0,
+    "adversary.attack": "class-capture",
+    "adversary.strength": 100.0,
+    "adversary.target": 0,
+    "algorithm.class_cap": 1.0,
+    "algorithm.robust": "mean",
+    "algorithm.trim": 0.1,
+    "privacy.norms": "exact",
+    "privacy.norm_noise": 0.5,
+    "privacy.norm_levels": 2,
+    "privacy.dp": "off",
+    "privacy.dp_clip": 1.0,
+    "privacy.dp_noise": 1.0,
+    "privacy.dp_delta": 1e-5,
+    "privacy.dp_histogram": 0.0,
+    "privacy.dp_budget": 0.0,
+    "data.augment": "none",
+    "train.optimizer": "sgd",
+    "train.momentum": 0.0,
+    "train.nesterov": False,
+    "train.weight_decay": 0.0,
+    "train.keep_optimizer": False,
+    "train.schedule": "constant",
+    "train.decay": 0.1,
+    "train.decay_every": 100,
+    "train.warm_up": 0,
+    "train.clip": 0.0,
+    "train.label_smoothing": 0.0,
+    "run.metrics": [],
+    "run.pick": "accuracy",
+    "run.patience": 0,
+}
+"""Settings that older runs do not have: at these values they mean what was done then."""
+FREE_TO_CHANGE = {
+    "run.engine",
+    "run.workers",
+    "run.compile",
+    "run.device",
+    "run.checkpoint_seconds",
+    "run.save_models",
+    "privacy.dp_budget",
+}
+"""Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
+
+_EVENTS_SUM = "events_sha256"
+_SHARED, _TAIL = "events_shared", "events_tail"
+"""In the summary of a run that goes on: how many bytes of events.jsonl are still its own, and what came after them."""
+
+
+class Mark(NamedTuple):
+    """How far events.jsonl was at some moment."""
+
+    length: int
+    sha256: str
+
+
+class Restored(NamedTuple):
+    """Where a run was when it was broken off; no progress where it did not get to a checkpoint."""
+
+    progress: Progress | None
+    picked: Progress | None
+    """Of the round that validation had picked by then, where its models are to be saved."""
+    complaints: list[str]
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: str | Path, checkpoints: int = 2) -> None:
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoints", checkpoints)
+        self._events: FileIO | None = None
+        self._sha = hashlib.sha256()
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / "config.toml").exists()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run here is complete."""
+        return (self.path / "summary.json").exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time may write here; the lock ends with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / ".lock").exists():
+                files.check_regular(self.path / ".lock")
+            lock = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise RunError(f"the output folder {self.path} cannot be written ({error.strerror})") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path} is in use by another process") from None
+            try:
+                yield
+            finally:
+                if self._events:
+                    self._events.close()
+                    self._events = None
+
+    # --- the small files
+
+    def write_config(self, config: Config) -> None:
+        """The settings of the run, complete."""
+        files.write_whole(self.path / "config.toml", files.seal_text(config.to_toml()))
+
+    def write_json(self, name: str, table: dict[str, Any]) -> None:
+        """A JSON file of the run."""
+        files.write_whole(self.path / name, json.dumps(files.seal_table(table), indent=1))
+
+    def read_json(self, name: str, *keys: str) -> dict[str, Any]:
+        """A JSON file of the run, which has at least these keys."""
+        found = files.read_table(self.path / name, f"{self.path} has no {name}: it is not a finished run of cwfed")
+        for key in keys:
+            if key not in found:
+                raise RunError(f"{self.path / name} is damaged: it has no {key!r}")
+        return found
+
+    def facts(self) -> Facts:
+        """What the manifest says, checked."""
+        try:
+            return Facts.model_validate(self.read_json("manifest.json"), strict=True)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            what = f"{self.path / 'manifest.json'} is damaged: {where} is missing or of another kind"
+            raise RunError(what) from None
+
+    def config(self, *, imports: bool = False) -> Config:
+        """The config of the run here. Unless it is to be run, code that it names ("module:name") is not imported."""
+        if not self.exists:
+            raise RunError(f"{self.path} holds no run of cwfed: it has no config.toml")
+        path = self.path / "config.toml"
+        text = configs.read(path)
+        if not text or not files.is_whole_text(text):
+            raise RunError(
+                f"{path} is damaged, or was edited: settings of a run are changed with --set "
+                "(its first line has a checksum; without that line it is taken as it is)"
+            )
+        return configs.loads(text, path, imports=imports)
+
+    def config_of_result(self) -> Config:
+        """The config of a finished run: with the rounds that its result has, where it is being given more."""
+        config = self.config()
+        if _SHARED not in self._stored():
+            return config
+        return config.model_copy(update={"train": config.train.model_copy(update={"rounds": self.rounds_done()})})
+
+    # --- the summary
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """The last file of a run: it is finished when this is there."""
+        self.write_json("summary.json", summary | {_EVENTS_SUM: self.mark().sha256})
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a finished run, which must be the one that its events give."""
+        return self.result()[0]
+
+    def result(self) -> tuple[dict[str, Any], list[Event]]:
+        """The summary of a finished run, and its events: not those of rounds that it was given since."""
+        stored = self._stored()
+        content = self._content(stored)
+        for key in (_SHARED, _TAIL):
+            stored.pop(key, None)
+        sealed = stored.pop(_EVENTS_SUM, None)  # earlier versions wrote none
+        happened = events.parse(content, self.path / "events.jsonl")
+        try:
+            given = json.loads(json.dumps(summarise(happened)))
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, AssertionError) as error:
+            raise RunError(f"{self.path} is damaged: its events contradict each other ({error})") from None
+        for key, value in given.items():
+            if stored.get(key) != value:
+                raise RunError(f"{self.path} is damaged: its events do not match its summary ({key} differs)")
+        if sealed and sealed != files.sha256(content):
+            raise RunError(f"{self.path / 'events.jsonl'} is damaged: it is not as it was when the run finished")
+        return stored, happened
+
+    def rounds_done(self) -> int:
+        """How many rounds the result here has; 0 where there is none yet."""
+        rounds: int = self._stored()["rounds"] if self.finished else 0
+        return rounds
+
+    def _stored(self) -> dict[str, Any]:
+        stored = self.read_json("summary.json", "reported", "rounds")
+        kinds = {"rounds": int, _SHARED: int, _TAIL: str}
+        for key, kind in kinds.items():
+            if type(stored.get(key, kind())) is not kind:
+                raise RunError(f"{self.path / 'summary.json'} is damaged: {key} is of another kind")
+        return stored
+
+    def _content(self, stored: dict[str, Any]) -> bytes:
+        """events.jsonl as it was when the run finished."""
+        try:
+            content = files.read_bytes(self.path / "events.jsonl")
+        except OSError as error:
+            raise RunError(f"the events of the run cannot be read from {self.path}: {error}") from None
+        return (
+            content[: stored[_SHARED]] + stored[_TAIL].encode() if _SHARED in stored and _TAIL in stored else content
+        )
+
+    def _set_apart(self, shared: int) -> None:
+        """Before a finished run goes on: from here on, events after these bytes may be others than the summary's."""
+        self.summary()  # it must be whole
+        stored = self._stored()
+        if _SHARED not in stored:
+            tail = self._content(stored)[shared:].decode()
+            self.write_json("summary.json", stored | {_SHARED: shared, _TAIL: tail})
+
+    def check_same(self, config: Config) -> None:
+        """A resumed run must be the same experiment."""
+        ours, theirs = flat(config.model_dump()), flat(self.config().model_dump())
+        done = self.rounds_done()
+        for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
+            mine, there = ours.get(key), theirs.get(key)
+            if mine == there or (key == "train.rounds" and _fits(mine, there, done)):
+                continue
+            raise RunError(
+                f"{self.path} holds another experiment: {key} is {there!r} there and {mine!r} here; "
+                "choose another --out or the same settings"
+            )
+
+    # --- events
+
+    def append(self, event: Event) -> None:
+        """Add a line to events.jsonl; it is out of this process when the call returns."""
+        log, line = self._log(), (events.to_json(event) + "\n").encode()
+        left = line
+        while left:  # a nearly full disk takes a part
+            left = left[log.write(left) or 0 :]
+        self._sha.update(line)
+
+    def _log(self) -> FileIO:
+        if self._events is None:
+            path = self.path / "events.jsonl"
+            self._sha = hashlib.sha256(files.read_bytes(path) if path.exists() else b"")
+            self._events = FileIO(path, "a")
+        return self._events
+
+    def events(self) -> list[Event]:
+        """All events so far."""
+        return events.read(self.path / "events.jsonl")
+
+    def mark(self) -> Mark:
+        """How far events.jsonl is now."""
+        return Mark(self._log().tell(), self._sha.hexdigest())
+
+    # --- checkpoints
+
+    def save(self, progress: Progress, mark: Mark, picked: Progress | None = None) -> None:
+        """A checkpoint; it remembers how events.jsonl was then, to cut off what came after it.
+
+        With it goes the progress of the round that validation has picked so far, where its models are to be saved.
+        """
+        os.fsync(self._log().fileno())
+        facts = {"events": mark.length, _EVENTS_SUM: mark.sha256, "experiment": experiment(self.config())}
+        if picked:
+            facts["picked"] = None if picked is progress else to_tree(picked)
+        self.checkpoints.save(progress.round, to_tree(progress) | facts)
+
+    def restore(self, config: Config, fits: Callable[[Progress], None]) -> Restored:
+        """The newest whole checkpoint whose events are whole.
+
+        `fits` raises RunError for progress that the experiment cannot go on from. Events that came after the checkpoint are
+        taken away: what they tell will be done again, to the same bits. The result of a finished run stays readable.
+        """
+
+        def check(tree: Any) -> None:
+            for progress in self._check(tree, config):
+                fits(progress)
+
+        tree, complaints = self.checkpoints.newest(check)
+        if tree is None and complaints:
+            raise RunError(f"no checkpoint of the run can be used: {complaints[0]}; start again in another folder")
+        reached = tree["round"] if tree else 0
+        if reached < self.rounds_done():
+            why = complaints[0] if complaints else "it was removed"
+            raise RunError(
+                f"{self.path} has no checkpoint of round {self.rounds_done()}, the last of its result ({why}); without its "
+                f"summary.json, --resume gives the result up and goes on from round {reached}"
+            )
+        path = self.path / "events.jsonl"
+        if tree is None:
+            path.unlink(missing_ok=True)
+            return Restored(None, None, complaints)
+        if self.finished:
+            self._set_apart(tree["events"])
+        os.truncate(path, tree["events"])
+        return Restored(from_tree(tree), _picked(tree), complaints)
+
+    def rollback(self, round_: int) -> Path:
+        """Go back to the checkpoint of a round: a resumed run goes on after it. What came since is put aside; where."""
+        rounds = self.checkpoints.rounds()
+        if round_ not in rounds:
+            there = ", ".join(map(str, sorted(rounds))) or "none"
+            raise RunError(f"{self.path} has no checkpoint of round {round_}; there are those of {there}")
+        tree = load(self.checkpoints.path(round_))
+        self._check(tree, self.config())
+        aside = self.path / "rolled-back" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        aside.mkdir(parents=True)
+        shutil.copy(self.path / "events.jsonl", aside)
+        for newer in (r for r in rounds if r > round_):
+            self.checkpoints.path(newer).rename(aside / self.checkpoints.path(newer).name)
+        if self.finished:
+            (self.path / "summary.json").rename(aside / "summary.json")
+        os.truncate(self.path / "events.jsonl", tree["events"])
+        return aside
+
+    def _check(self, tree: Any, config: Config) -> list[Progress]:
+        """Config, events and checkpoint must be of one run, and the events as they were then. All progress that is in it."""
+        path = self.path / "events.jsonl"
+        try:
+            progress, picked = from_tree(tree), _picked(tree)
+            length, experiment_then = tree["events"], tree["experiment"]
+            sealed = tree.get(_EVENTS_SUM)  # earlier versions wrote none
+            rounds = [progress.round, picked.round if picked else 1]
+            if any(type(number) is not int for number in (*rounds, length)):
+                raise TypeError("its numbers are none")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
+        if experiment_then != experiment(config):
+            raise RunError(f"the checkpoints in {self.path} do not match its config.toml, which was changed since")
+        content = files.read_bytes(path) if path.exists() else b""
+        if not 0 <= length <= len(content):
+            raise RunError(f"{path} is shorter than the checkpoint of round {progress.round} says: it was damaged")
+        content = content[:length]
+        if sealed and files.sha256(content) != sealed:
+            raise RunError(f"{path} is damaged: it is not as it was at the checkpoint of round {progress.round}")
+        done = [event.round for event in events.parse(content, path) if isinstance(event, events.Round)]
+        if len(done) != progress.round or done != list(range(1, len(done) + 1)):
+            raise RunError(f"{path} is damaged: it does not have the rounds 1 to {progress.round}")
+        return [progress, picked] if picked else [progress]
+
+    # --- final models
+
+    @property
+    def models(self) -> Path:
+        """The folder of the saved models; where a kill came while new ones took their place, the former ones'."""
+        folder = self.path / "models"
+        return folder if folder.exists() or not files.replaced(folder).exists() else files.replaced(folder)
+
+    def save_models(
+        self, last: Models, rounds: dict[str, int] | None = None, validated: Models | None = None
+    ) -> None:
+        """The clients' models, all or nothing; see `saved_models.write`."""
+        scratch = self.path / ".models.new"
+        shutil.rmtree(scratch, ignore_errors=True)
+        saved_models.write(scratch, last, rounds, validated)
+        files.put_folder_in_place(scratch, self.path / "models")
+
+
+def _picked(tree: Any) -> Progress | None:
+    """The progress of the round that validation had picked; checkpoints of earlier versions have none."""
+    if "picked" not in tree:
+        return None
+    return from_tree(tree if tree["picked"] is None else tree["picked"])
+
+
+def _fits(wanted: Any, before: Any, done: int) -> bool:
+    """Rounds may become more, or be those of the result that is there."""
+    return bool(wanted > before or wanted == done)
+
+
+def experiment(config: Config) -> str:
+    """A hash of all settings that a resumed run must share."""
+    settings = {k: v for k, v in flat(config.model_dump()).items() if k not in FREE_TO_CHANGE | {"train.rounds"}}
+    for key, value in ADDED_LATER.items():
+        if settings.get(key) == value:
+            del settings[key]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

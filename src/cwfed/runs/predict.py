@@ -1,0 +1,163 @@
+"""A client's final model, loaded back from a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from cwfed import models
+from cwfed.algorithms import foreign
+from cwfed.core.errors import DataError, RunError
+from cwfed.core.rng import torch_stream
+from cwfed.data import text
+from cwfed.data.clients import to_network
+from cwfed.federation.config import Config
+from cwfed.models import InputShape
+from cwfed.runs import saved_models
+from cwfed.runs.folder import RunFolder
+from cwfed.runs.saved_models import Found, Pick
+
+
+class PersonalModel:
+    """A network with a client's weights, and what is needed to feed it."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        class_names: Sequence[str],
+        words: Sequence[str] = (),
+        *,
+        pick: Pick = "last",
+        round_: int = 0,
+    ) -> None:
+        self.network = network.eval()
+        self.class_names = tuple(class_names)
+        self.pick: Pick = pick
+        """Of which round the weights are: the one that "validated" (held-out training data) picked, or the "last"."""
+        self.round = round_
+        """The number of that round; 0 where it is not known."""
+        self._words = words
+
+    def __repr__(self) -> str:
+        picked = "picked by validation" if self.pick == "validated" else "the last"
+        return f"PersonalModel({type(self.network).__name__}, {len(self.class_names)} classes, round {self.round}, {picked})"
+
+    @torch.inference_mode()
+    def probabilities(self, inputs: NDArray[Any] | Sequence[str]) -> NDArray[np.float32]:
+        """The class probabilities of images (N x H x W x C), vectors (N x F), or texts."""
+        if self._words and not isinstance(inputs, np.ndarray):
+            inputs = text.encode([str(t) for t in inputs], self._words)
+        array = np.asarray(inputs)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        try:
+            out: NDArray[np.float32] = self.network(to_network(torch.tensor(array))).softmax(1).numpy()
+            return out
+        except (RuntimeError, TypeError) as error:
+            raise DataError(f"inputs of shape {array.shape} do not fit the model: {error}") from None
+
+    def predict(self, inputs: NDArray[Any] | Sequence[str]) -> NDArray[np.int64]:
+        """The most probable class of each sample."""
+        classes: NDArray[np.int64] = self.probabilities(inputs).argmax(1)
+        return classes
+
+
+def load_model(
+    run: str | Path,
+    client: int | None = None,
+    *,
+    class_counts: Sequence[float] | None = None,
+    pick: Pick | None = None,
+    trust: bool = False,
+) -> PersonalModel:
+    """The personal model of a client; or, for a newcomer, the one made from its label histogram.
+
+    With neither a client nor a histogram, the model for a newcomer who says nothing about itself. `pick` chooses between
+    the round that was best on held-out training data ("validated", the default where the run has one) and the "last"; the
+    model's attributes `pick` and `round` say which one it is. A run whose model or
+    algorithm is code of somebody's own ("module:name") is only loaded with `trust`: that imports the module.
+    """
+    if pick not in (None, "validated", "last"):
+        raise RunError(f'pick = {pick!r} is not possible: "validated" or "last"')
+    folder = RunFolder(run)
+    settings, facts = folder.config(), folder.facts()
+    named = [*([facts.model.name] if ":" in facts.model.name else []), *foreign(settings.algorithm)]
+    if named and not trust:
+        raise RunError(
+            f"{folder.path} names code, {named[0]}, which loading it imports: pass trust=True if it is yours"
+        )
+    config = folder.config(imports=True)
+    shape = InputShape(tuple(facts.data.shape), facts.data.vocabulary)
+    names = [str(name) for name in facts.data.classes]
+    algorithm = config.build_algorithm()
+    with torch_stream(config.run.seed, "model"):  # a newcomer has the initial tensors where others keep their own
+        network = models.build(facts.model.name, shape, len(names), config.model.options)
+        network = algorithm.adapt(network, str(network.output_layer))
+    models.detach(network)
+    if client is not None and class_counts is not None:
+        raise RunError("give a client or a label histogram, not both")
+    found = _newcomer(folder, config, class_counts, pick) if client is None else _of_client(folder, client, pick)
+    params = found.params
+    if client is None:  # what stays with clients is to be had from nobody else
+        initial, statistics = models.parameters_of(network), models.statistics(network)
+        kept = set(algorithm.keeps((*initial, *statistics), models.task_of(network, 1, len(names))))
+        stays = {name: w for name, w in (initial | statistics).items() if name in kept}
+        params = (statistics if config.train.batch_norm == "local" else {}) | stays | params
+    try:
+        missing, unexpected = network.load_state_dict(params, strict=False)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise RunError(
+            f"the model in {folder.path} does not fit the network: {str(error).splitlines()[-1]}"
+        ) from None
+    lacking = [name for name in missing if not name.endswith("num_batches_tracked")]
+    if lacking or unexpected:
+        raise RunError(f"the model in {folder.path} does not fit the network: {(lacking + unexpected)[0]} differs")
+    words = _words(folder) if shape.vocabulary else ()
+    return PersonalModel(network, names, words, pick=found.pick, round_=found.round)
+
+
+def _words(folder: RunFolder) -> list[str]:
+    found: list[str] = folder.read_json("vocabulary.json", "words")["words"]
+    return found
+
+
+def _of_client(folder: RunFolder, client: int, pick: Pick | None) -> Found:
+    if not folder.models.exists():
+        raise RunError(_why_no_models(folder))
+    return saved_models.read(folder.models, client, pick, folder.rounds_done())
+
+
+def _why_no_models(folder: RunFolder) -> str:
+    if "federation" in folder.read_json("manifest.json"):
+        return f"{folder.path} is the server's folder of a federation: the personal models are with the clients"
+    if not folder.finished:
+        return f"{folder.path} is not finished, and models are saved at the end: cwfed run --resume goes on with it"
+    reason = {
+        "none": 'run.save_models = "none"',
+        "auto": 'they are larger than run.save_models = "auto" writes',
+        "all": "their folder was removed",
+    }[folder.config().run.save_models]
+    return (
+        f"the models of the run in {folder.path} are not there ({reason}): "
+        "cwfed run --resume --set run.save_models=all --out with its folder writes them"
+    )
+
+
+def _newcomer(folder: RunFolder, config: Config, class_counts: Sequence[float] | None, pick: Pick | None) -> Found:
+    tree, _ = folder.checkpoints.newest()
+    if tree is None:
+        raise RunError(f"{folder.path} has no checkpoint to make a newcomer's model from")
+    if pick == "validated" and "picked" not in tree:
+        raise RunError(
+            f"the checkpoint in {folder.path} has nothing of a round that validation picked: "
+            'pick = "last" takes that of the last round'
+        )
+    chosen: Pick = "validated" if pick != "last" and "picked" in tree else "last"
+    progress = tree["picked"] if chosen == "validated" and tree["picked"] else tree
+    return Found(config.build_algorithm().newcomer(progress["server"], class_counts), chosen, progress["round"])

@@ -1,0 +1,81 @@
+"""What engines and workers tell each other is plain data: a worker behind pickle gives the loop's bits."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cwfed.engine import Loop, Threads, Vmap
+from cwfed.engine.loop import Distributor
+from cwfed.engine.tasks import ClientTasks, Outbox
+from cwfed.federation.rounds import to_tree
+from cwfed.federation.simulation import Simulation
+from tests.conftest import finish, leaves, small, without_seconds
+
+
+def posted(message):
+    return pickle.loads(pickle.dumps(message))
+
+
+class Posted(Distributor):
+    """An engine as one with worker processes would be: the job goes there once, a call once, then items and results."""
+
+    name = "posted"
+
+    def __init__(self, job):
+        super().__init__(job, 1)
+        there = posted(job)
+        self.worker = ClientTasks(there, Outbox(there), threading.Event())
+
+    def spread(self, call, items):
+        row_of_its_own = {name: torch.empty(1, *w.shape[1:], dtype=w.dtype) for name, w in call.out.items()}
+        there, results = posted(replace(call, out=row_of_its_own)), []
+        for item in items:
+            if call.task != "visit":
+                results.append(posted(self.worker.do(there, posted(item))))
+                continue
+            row, visit = item
+            result, model = posted((self.worker.do(there, posted((0, visit))), there.out))
+            for name, w in model.items():
+                call.out[name][row] = w[0]
+            results.append(result)
+        return results
+
+    def close(self):
+        del self.worker
+
+
+CASES = {
+    "class-wise": ["algorithm.name=cwfedavg", "train.dropout=0.2"],
+    "kept models": ["algorithm.name=fedfomo"],
+    "passes on receipt": ["algorithm.name=fedala"],
+    "running statistics": [
+        "model.name=tests.engine.test_engines:with_batch_norm",
+        "model.options={}",
+        "train.batch_norm=local",
+        "algorithm.name=fedrep",
+    ],
+    "optimisers": ["train.optimizer=adam", "train.keep_optimizer=true", "algorithm.name=ditto"],
+    "private": ["privacy.dp=sample", "algorithm.name=fedavg"],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_worker_behind_pickle_gives_the_loops_bits(case):
+    config = small(*CASES[case], "run.engine=loop", "train.participation=0.7", "data.samples=200", "data.clients=4")
+    progress, events = finish(Simulation(config))
+    simulation = Simulation(config)
+    simulation.engine = Posted(simulation.engine.job)
+    simulation.engine.rehearse(simulation.first_state(), simulation.visit(0, {}))
+    behind, told = finish(simulation)
+    assert leaves(to_tree(behind)) == leaves(to_tree(progress))
+    assert [without_seconds(event) for event in told] == [without_seconds(event) for event in events]
+
+
+def test_no_engine_but_the_loop_is_a_loop():
+    assert not issubclass(Threads, Loop)
+    assert not issubclass(Vmap, Loop)

@@ -1,0 +1,63 @@
+"""What an upload says about its sender's classes, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import rankdata, spearmanr
+
+from cwfed.core.types import Task
+from cwfed.privacy import leak
+
+TASK = Task(2, 4, {"out": ("out.weight", "out.bias")}, "out")
+
+
+def test_measures_by_hand():
+    counts = np.array([[6, 2, 0, 0], [1, 1, 1, 1]])
+    estimate = np.array([[0.5, 0.1, 0.3, 0.1], [0.4, 0.3, 0.2, 0.1]])
+    found = leak.measure(counts, estimate)
+    # client 0: p = .75 .25 0 0; differences .25 .15 .3 .1 = .8, half of it .4; client 1: .15 .05 .05 .15 = .4, .2
+    assert found.error == [0.4, 0.2]
+    assert found.samples == pytest.approx((8 * 0.4 + 4 * 0.2) / 2)
+    # client 0: absent .3 and .1 against present .5 and .1: .3 < .5; .1 < .5; .3 > .1; .1 = .1 counts half: 2.5 of 4
+    assert found.auc == [0.625, None]  # client 1 has all classes
+    # ranks of p: 4 3 1.5 1.5, of p~: 4 1.5 3 1.5; less 2.5: 1.5 .5 -1 -1 and 1.5 -1 .5 -1: 2.25 -.5 -.5 +1 = 2.25 of 4.5
+    assert found.rank == [0.5, None]  # client 1's p does not vary
+    # 1/2K = .125: of the two absent classes .1 is found; of the six present ones .1 and .1 are mistaken
+    assert (found.found, found.mistaken) == (0.5, pytest.approx(2 / 6))
+
+
+def test_ranks_and_rank_correlation_are_scipys():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        a, b = rng.integers(0, 5, 12).astype(float), rng.random(12).round(1)
+        assert leak.ranks(a).tolist() == rankdata(a).tolist()
+        assert leak.rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
+
+
+def test_a_perfect_estimate_leaks_all_and_a_uniform_one_nothing():
+    counts = np.array([[5, 3, 0, 0]])
+    perfect = leak.measure(counts, counts / 8)
+    assert (perfect.error, perfect.rank, perfect.auc, perfect.found, perfect.mistaken) == ([0], [1], [1], 1, 0)
+    uniform = leak.measure(counts, np.full((1, 4), 0.25))
+    assert (uniform.error, uniform.rank, uniform.auc, uniform.found, uniform.mistaken) == ([0.5], [None], [0.5], 0, 0)
+
+
+def test_estimates_by_hand():
+    weight = torch.tensor([[[3.0, 4.0], [0.0, 0.0], [0.0, 5.0], [0.0, 0.0]]])
+    uploaded = {"out.weight": weight, "out.bias": torch.tensor([[1.0, 0.0, 0.5, -0.5]]), "body": torch.zeros(1, 3)}
+    sent = {"out.weight": torch.zeros_like(weight), "out.bias": torch.tensor([[0.0, 0.5, 0.5, 0.0]])}
+    found = leak.estimates(uploaded, sent, {}, TASK)
+    assert found["norms"].tolist() == [[0.5, 0.0, 0.5, 0.0]]
+    # changes 1 -.5 0 -.5; above the least 1.5 0 .5 0
+    assert found["change"].tolist() == [[0.75, 0.0, 0.25, 0.0]]
+    del uploaded["out.bias"], sent["out.bias"]  # row sums 7 0 5 0
+    assert leak.estimates(uploaded, sent, {}, TASK)["change"][0].tolist() == pytest.approx([7 / 12, 0, 5 / 12, 0])
+    assert list(leak.estimates(uploaded, None, {}, TASK)) == ["norms"]
+    counts = {"class_counts": torch.tensor([[3.0, 1.0, 0.0, 0.0]])}
+    assert leak.estimates({"body": torch.zeros(1, 3)}, None, counts, TASK)["sent"].tolist() == [[0.75, 0.25, 0, 0]]
+
+
+def test_no_change_says_nothing():
+    assert leak.above_least(torch.ones(1, 4)).tolist() == [[0.25] * 4]
