@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -248,6 +249,7 @@ def test_a_new_project_as_it_is_printed_runs_with_plain_flwr_run(tmp_path):
             done = processes.run(["bash", "-ec", "\n".join(then)], cwd=tmp_path, env=environment)
             if late not in done.stdout + done.stderr:
                 break
+            shutil.rmtree(tmp_path / ".flwr")  # Flower killed it while it made its database
         assert done.returncode == 0, done.stdout + done.stderr
         assert "round 10 of 10: 2 clients, received" in done.stdout + done.stderr
         assert "round 12 of 12: 2 clients, received" in done.stdout + done.stderr
