@@ -518,7 +518,9 @@ BLANK = "  \n "
 HOSTILE = {
     "a blank reason": lambda grid, r: Message(Error(2, BLANK), reply_to=asked(grid, r)),
     "no reason": lambda grid, r: Message(Error(2), reply_to=asked(grid, r)),
-    "a reason without end": lambda grid, r: Message(Error(2, f"{BLANK}{'x' * 10**6}"), reply_to=asked(grid, r)),
+    "a reason without end": lambda grid, r: (
+        r if is_hello(r) else Message(Error(2, f"{BLANK}{'x' * 10**6}"), reply_to=asked(grid, r))
+    ),
     "a problem without a reason": lambda grid, r: Message(
         RecordDict({"problem": ConfigRecord({"reason": BLANK})}), reply_to=asked(grid, r)
     ),
