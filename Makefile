@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export CWFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-all test-federation fuzz soak lint types check bench install install-dev install-locked lock licences clean help
+.PHONY: demo test test-all test-federation fuzz soak lint types check bench install install-dev install-locked lock licences settings clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,9 +31,10 @@ fuzz: install-dev    ## some thirty thousand damaged and hostile inputs, about t
 soak: install-dev    ## ten minutes of kills, full disks and damage
 	CWFED_SOAK_SECONDS=600 $(BIN)/python -m pytest -q -s -m slow tests/chaos
 
-lint: install-dev    ## style
+lint: install-dev    ## style, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: install-dev   ## types
 	$(BIN)/mypy
@@ -63,6 +64,9 @@ install-locked:  ## the pinned versions, every file checked against its hash
 
 lock: install-dev    ## requirements.lock from constraints.txt; TORCH_WHEEL=... adds the hash of torch's CPU build
 	$(BIN)/python tools/lock.py $(TORCH_WHEEL)
+
+settings: install-dev    ## the tables of docs/configuration.md from the code
+	$(BIN)/python tools/settings.py
 
 licences: install-dev    ## docs/licences.md from the installed packages
 	$(BIN)/python tools/licences.py

@@ -1,6 +1,6 @@
 """Class capture with and without defences, on CIFAR-10 and on digits: the tables and the picture of docs/security.md.
 
-    CWFED_DATA=... python benchmarks/class_capture.py [OUT]
+    CWFED_DATA=... python benchmarks/class_capture.py [OUT [STUDY]]        a study by a part of its name; default: all
 
 20 clients (on digits also 5, where every class has one holder), one of them bad; all accuracies are those of the others, on the
 models the server hands out. Three seeds: another split, another attacker, other initial models. Runs that are in OUT already are
@@ -40,7 +40,10 @@ DEFENCES = {
     "cap, trimmed and bound": [*CAP, *TRIMMED, *BOUND],
     "median": MEDIAN,
     "trimmed mean 0.3": TRIMMED,
+    "cap and bound": [*CAP, *BOUND],
 }
+OF_OWNERS = ("none", "norm bound 2", "class cap 0.25", "cap and bound")
+"""Of rows that are averaged over their owners."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,13 @@ class Study:
 DIGITS = ["data.name=digits", "model.name=mlp", "train.rounds=30"]
 STUDIES = {
     "digits, 5 clients": Study([*DIGITS, "data.clients=5"], (CLEAN, STRONG), tuple(DEFENCES)[:5]),
-    "digits, 20 clients": Study(DIGITS, (CLEAN, STRONG, ABSURD), tuple(DEFENCES)),
+    "digits, 20 clients": Study(DIGITS, (CLEAN, STRONG, ABSURD), tuple(DEFENCES)[:8]),
+    "digits, 20 clients, owners by updates": Study(
+        [*DIGITS, "algorithm.name=fedavg+balanced+owners", "algorithm.owners=updates"], (CLEAN, STRONG), OF_OWNERS
+    ),
+    "digits, 20 clients, owners by counts": Study(
+        [*DIGITS, "algorithm.name=fedavg+balanced+owners", "algorithm.owners=counts"], (CLEAN, STRONG), OF_OWNERS
+    ),
     "cifar10, 20 clients": Study(
         ["data.name=cifar10", "data.samples=4000", "train.rounds=20"], (CLEAN, STRONG), tuple(DEFENCES)[:4]
     ),
@@ -118,8 +127,10 @@ def draw(found: dict[str, dict[str, list[Outcome]]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def main(out: str = "runs/class-capture") -> None:
+def main(out: str = "runs/class-capture", chosen: str = "") -> None:
     for name, study in STUDIES.items():
+        if chosen not in name:
+            continue
         found: dict[str, dict[str, list[Outcome]]] = {column: {} for column in study.columns}
         print(f"\n| {name} |", " | ".join(found), "|")
         print("|---|" + "---|" * len(found))

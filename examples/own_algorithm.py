@@ -5,6 +5,7 @@ This one is Ditto (Li et al., 2021): FedAvg, and beside it a personal model v th
     v <- v - lr (grad CE(v) + strength (v - w)),  w the received model        strength = 0: every client alone
 
 The same from the command line, in this folder: cwfed compare -a fedavg,own_algorithm:Ditto:strength=0.5
+Whether it keeps to what every algorithm must: test_own_algorithm.py
 """
 
 import copy
@@ -49,4 +50,4 @@ if __name__ == "__main__":
     for name in ("fedavg", "own_algorithm:Ditto"):
         settings = [f"algorithm.name={name}", "train.rounds=20", "train.lr=0.05"]
         summary = cwfed.run(cwfed.load_config(settings=settings))
-        print(f"{name}: {summary['reported']['accuracy']:.1%}")
+        print(f"{name}: {summary.reported.accuracy:.1%}")

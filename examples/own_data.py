@@ -24,9 +24,7 @@ def main() -> None:
                   "train.rounds=30", "train.lr=0.1"]
     )  # fmt: skip
     summary = cwfed.run(config)
-    print(
-        f"{summary['dataset']}: {summary['reported']['accuracy']:.1%}, worst tenth {summary['per_client']['worst_decile']:.1%}"
-    )
+    print(f"{summary.dataset}: {summary.reported.accuracy:.1%}, worst tenth {summary.per_client.worst_decile:.1%}")
 
 
 if __name__ == "__main__":

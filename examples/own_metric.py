@@ -19,4 +19,4 @@ top2 = cwfed.Metric(sums=hits, value=lambda sums: sums[0] / sums[1])
 if __name__ == "__main__":
     settings = ['run.metrics=["own_metric:top2"]', "run.pick=top2", "train.rounds=10", "train.lr=0.05"]
     summary = cwfed.run(cwfed.load_config(settings=settings))
-    print(f"among the best two: {summary['metrics']['received']['top2']['best']:.1%}")
+    print(f"among the best two: {summary.metrics.received['top2'].best:.1%}")

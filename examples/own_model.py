@@ -6,10 +6,9 @@ The same from the command line, in this folder: cwfed run --set model.name=own_m
 from torch import nn
 
 import cwfed
-from cwfed.models import InputShape
 
 
-def wide(shape: InputShape, classes: int, width: int = 32) -> nn.Module:
+def wide(shape: cwfed.InputShape, classes: int, width: int = 32) -> nn.Module:
     """Two convolutions with group norm; further arguments come from model.options."""
     channels, height, side = shape.dims
     network = nn.Sequential()
@@ -26,7 +25,7 @@ def wide(shape: InputShape, classes: int, width: int = 32) -> nn.Module:
 def main() -> None:
     settings = ["model.name=own_model:wide", "model.options.width=16", "train.rounds=10", "train.lr=0.05"]
     summary = cwfed.run(cwfed.load_config(settings=settings))
-    print(f"{summary['parameters']:,} parameters, {summary['reported']['accuracy']:.1%}")
+    print(f"{summary.parameters:,} parameters, {summary.reported.accuracy:.1%}")
 
 
 if __name__ == "__main__":

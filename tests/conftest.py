@@ -13,10 +13,12 @@ from cwfed.engine import Choice, Loop, choose, precision
 from cwfed.engine.worker import Bench
 from cwfed.federation import config as configs
 from cwfed.federation.config import Config
-from cwfed.federation.rounds import Progress
 from cwfed.federation.simulation import Simulation
+from cwfed.testing.conformance import BASE, finish, leaves, without_seconds
 
 os.environ.pop("COLUMNS", None)  # xdist's workers have one: what is printed would be as narrow as their terminal
+
+__all__ = ["finish", "leaves", "small", "two_blobs", "without_seconds"]
 
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("CWFED_DATA") or ROOT.parent / "shared" / "data")
@@ -45,20 +47,7 @@ def pytest_sessionstart(session):
 
 def small(*settings: str) -> Config:
     """A digits experiment of a second: a small MLP, few clients, few rounds."""
-    base = ["model.name=mlp", "model.options.hidden=16", "data.clients=6", "train.rounds=3", "train.lr=0.05"]
-    return configs.load(None, [*base, *settings])
-
-
-def finish(simulation: Simulation, progress: Progress | None = None):
-    """Carry out all rounds; the last progress and all round events."""
-    try:
-        progress = progress or simulation.start()
-        events = []
-        for progress, event in simulation.rounds(progress):
-            events.append(event)
-        return progress, events
-    finally:
-        simulation.close()
+    return configs.load(None, [*BASE, *settings])
 
 
 def bench_of(simulation: Simulation) -> Bench:
@@ -73,24 +62,6 @@ def use_algorithm(simulation: Simulation, algorithm: FedAvg) -> None:
     simulation.engine.close()
     simulation.algorithm = algorithm
     simulation.engine = choose(replace(job, algorithm=algorithm), Choice(name))
-
-
-def leaves(tree) -> dict[str, object]:
-    """All leaves of a nested state by path, tensors as bytes: two states are equal when these are."""
-    if isinstance(tree, dict):
-        items = tree.items()
-    elif isinstance(tree, list | tuple):
-        items = enumerate(tree)
-    else:
-        return {"": (tuple(tree.shape), tree.numpy().tobytes()) if hasattr(tree, "numpy") else tree}
-    return {f"{key}/{path}": leaf for key, value in items for path, leaf in leaves(value).items()}
-
-
-def without_seconds(event):
-    """An event without what may differ between two equal runs."""
-    fields = dict(vars(event))
-    fields.pop("seconds", None)
-    return fields
 
 
 def make_endless(path: Path, way: str) -> None:

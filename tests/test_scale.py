@@ -14,7 +14,7 @@ RESNET_1000 = """
 import resource, torch
 from cwfed.algorithms import CwFedAvg
 from cwfed.models import build, parameters_of, task_of
-from cwfed.models.shape import InputShape
+from cwfed.core.shape import InputShape
 from cwfed.core.types import Uploads
 
 model = build("resnet18", InputShape((3, 64, 64)), 1000, {})

@@ -5,6 +5,13 @@ from __future__ import annotations
 import torch
 
 from cwfed.core.types import Task, Uploads
+from cwfed.federation.config import Config
+from tests.conftest import small
+
+
+def tiny(*settings: str) -> Config:
+    """Digits by the hundred, for methods that take long: two rounds of six clients."""
+    return small("data.samples=400", "train.rounds=2", *settings)
 
 
 def task(clients: int, classes: int = 2, parameters: tuple[str, ...] = ("w",)) -> Task:

@@ -12,7 +12,7 @@ from cwfed.core.types import Batch, Output, Start
 from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
@@ -109,6 +109,9 @@ def test_running_statistics_of_both_models_are_their_own():
 def test_impossible_settings():
     with pytest.raises(ConfigError, match="lambda must not be negative"):
         Ditto(lambda_=-1)
+    with pytest.raises(ConfigError, match=r"train\.lr times lambda must be below 2.* it is 0\.05 \* 40: lower one"):
+        Simulation(small("algorithm.name=ditto", "algorithm.lambda=40"))
+    Simulation(small("algorithm.name=ditto", "algorithm.lambda=39")).close()
 
 
 def test_the_personal_model_has_its_own_statistics_also_where_they_stay_with_the_client():

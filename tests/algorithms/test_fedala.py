@@ -14,10 +14,10 @@ from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
-@pytest.mark.parametrize("off", ["algorithm.rate=0", "algorithm.layers=0"])
+@pytest.mark.parametrize("off", ["algorithm.rate=0", "algorithm.top_layers=0"])
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_switched_off_it_is_fedavg(off, engine):
     fedavg, plain = finish(Simulation(small("algorithm.name=fedavg", f"run.engine={engine}", *SOME)))
@@ -141,9 +141,9 @@ def test_what_was_measured_is_what_the_next_round_starts_from():
     simulation.close()
 
 
-@pytest.mark.parametrize("wrong", ["layers=-1", "share=0", "share=1.5", "rate=-1", "most_epochs=0"])
+@pytest.mark.parametrize("wrong", ["top_layers=-1", "share=0", "share=1.5", "rate=-1", "most_epochs=0"])
 def test_impossible_settings(wrong):
-    with pytest.raises(ConfigError, match="fedala: layers, rate and still must not be negative"):
+    with pytest.raises(ConfigError, match="fedala: top_layers, rate and still must not be negative"):
         small("algorithm.name=fedala", f"algorithm.{wrong}")
 
 

@@ -9,13 +9,13 @@ import cwfed
 from cwfed.algorithms.fedbabu import FedBABU
 from cwfed.core.errors import ConfigError
 from cwfed.core.types import Pass
-from cwfed.engine import bench as benches
+from cwfed.engine import worker
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BABU = "algorithm.name=fedbabu"
 FEW = ("data.samples=300", "data.clients=3", "train.rounds=2", "run.engine=loop")
 
@@ -60,7 +60,7 @@ def test_measuring_leaves_nothing_behind(engine):
 
 def test_one_epoch_on_everything_from_fedavgs_model_is_fine_tuned_fedavg(monkeypatch):
     """Where both draw the same batches: what is tuned after round t is what fedavg-ft trains in round t + 1."""
-    monkeypatch.setattr(benches, "purpose", lambda of, when, index: of)
+    monkeypatch.setattr(worker, "purpose", lambda of, when, index: of)
     _, ours = finish(
         Simulation(small(BABU, "algorithm.personal_layers=none", "algorithm.tune_epochs=1", *FEW, "train.rounds=3"))
     )
@@ -91,7 +91,7 @@ def test_a_round_and_the_tuning_by_hand(tuned, names):
     """The round moves the body alone; tuning starts from the averaged body and the initial head, also at a client that
     has just trained (from its own trained body it would be another model)."""
     simulation = Simulation(small(BABU, f"algorithm.tuned={tuned}", "algorithm.tune_epochs=2", *FEW))
-    bench, how, shards = simulation.engine._benches[0], simulation.engine.how, simulation.federation.shards
+    bench, how, shards = bench_of(simulation), simulation.engine.job.how, simulation.federation.shards
     steps = simulation.rounds(simulation.start())
     after, _ = next(steps)
     trained = {}

@@ -14,7 +14,7 @@ from cwfed.federation.simulation import Simulation
 from cwfed.models import InputShape, ResNet18, statistics, task_of
 from tests.conftest import finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
 NORM_LAYER = {"2.weight", "2.bias", "2.running_mean", "2.running_var"}
 

@@ -14,9 +14,9 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Start
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
-from tests.conftest import finish, leaves, small
+from tests.conftest import finish, leaves, small, use_algorithm
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 def set_to(parameter, values):
@@ -108,7 +108,8 @@ class Watched(FedCP):
 
 def test_what_is_fixed_what_moves_and_what_goes_up():
     simulation = Simulation(small("algorithm.name=fedcp", "run.engine=loop", "data.clients=1", "train.rounds=2"))
-    watched = simulation.engine.algorithm = simulation.algorithm = Watched()
+    watched = Watched()
+    use_algorithm(simulation, watched)
     rounds = []
     for progress, _ in simulation.rounds(simulation.start()):
         rounds.append(progress)

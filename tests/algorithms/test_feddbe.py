@@ -18,13 +18,13 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Output, Pass, Start
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 from tests.engine.test_vmap import assert_like_the_loop
 
 DBE = "algorithm.name=feddbe"
 M = f"output.{MEMORY}"
 FEW = ("data.samples=300", "data.clients=3", "train.rounds=2", "run.engine=loop")
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def test_without_a_pull_and_with_memories_of_zero_it_is_fedavg(engine):
 
 def features_of(simulation, model, client):
     """All training samples of a client through the body, by hand."""
-    inputs, _ = simulation.engine._benches[0].samples.batch(simulation.federation.shards[client].train)
+    inputs, _ = bench_of(simulation).samples.batch(simulation.federation.shards[client].train)
     return torch.relu(inputs.flatten(1) @ model["fc.weight"].T + model["fc.bias"])
 
 
@@ -113,7 +113,7 @@ def test_a_first_round_without_anybody_is_made_up_for():
     assert not before[KNOWN]
     assert not before[MEAN].any()
     simulation.close()
-    _, (lost,) = finish(Simulation(small(DBE, *FEW, "train.rounds=1", "train.dropout=0.999999")))
+    _, (lost,) = finish(Simulation(small(DBE, *FEW, "train.rounds=1", "train.client_dropout=0.999999")))
     assert lost.participants == []
 
 
@@ -157,12 +157,12 @@ def test_a_training_by_hand(momentum):
     simulation = Simulation(
         small(DBE, f"algorithm.mean_momentum={momentum}", "algorithm.kappa=4", *FEW, "data.clients=1", "train.lr=0.1")
     )
-    bench, own = simulation.engine._benches[0], simulation.federation.shards[0].train
+    bench, own = bench_of(simulation), simulation.federation.shards[0].train
     steps = simulation.rounds(simulation.start())
     first, _ = next(steps)
     common = first.server[MEAN]
     params = {n: w.clone().requires_grad_() for n, w in (first.server["model"] | first.kept[0]).items()}
-    (epoch,) = bench.epochs(own, "training", 0, Pass(), 0, 2, simulation.engine.how)
+    (epoch,) = bench.epochs(own, "training", 0, Pass(), 0, 2, simulation.engine.job.how)
     average, penalties = torch.zeros(16), []
     for inputs, labels in epoch:
         f = torch.relu(inputs.flatten(1) @ params["fc.weight"].T + params["fc.bias"])
@@ -199,7 +199,7 @@ def test_a_memory_is_a_bias_of_w_m_and_is_saved_with_the_model(tmp_path):
     simulation = Simulation(config)
     *_, (progress, event) = simulation.rounds(simulation.start())
     model, test = simulation.final_model(progress, 1), simulation.federation.shards[1].test
-    inputs, labels = simulation.engine._benches[0].samples.batch(test)
+    inputs, labels = bench_of(simulation).samples.batch(test)
     raw = simulation.federation.data.inputs[test]
     simulation.close()
     assert set(progress.kept[1]) == {M}

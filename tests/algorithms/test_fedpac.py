@@ -12,9 +12,9 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Download, Output, Start, Task, Uploads
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 MOMENTS = (torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([5.0, 20.0]), torch.tensor([1.0, 3.0]))
 
 
@@ -40,7 +40,7 @@ def test_statistics_by_hand():
 def test_statistics_of_a_client_of_the_simulator():
     simulation = Simulation(small("algorithm.name=fedpac", "run.engine=loop"))
     state = simulation.first_state()
-    bench, own = simulation.engine._benches[0], simulation.federation.shards[2].train
+    bench, own = bench_of(simulation), simulation.federation.shards[2].train
     start = simulation.algorithm.begin(simulation.algorithm.send(state, 2), None, bench.view(2, {}))
     inputs, labels = bench.samples.batch(own)
     simulation.close()
@@ -102,10 +102,10 @@ def test_two_clients_by_hand():
 
 
 def test_the_weights_minimise_the_paper_s_objective():
-    """Against all points of a fine grid; with float noise no eigenvalue is thrown away."""
+    """Against all points of a grid; with float noise no eigenvalue is thrown away."""
     torch.manual_seed(1)
     h, v = torch.randn(3, 2, 2).double(), torch.rand(3).double()
-    steps = torch.linspace(0, 1, 201, dtype=torch.float64)
+    steps = torch.linspace(0, 1, 51, dtype=torch.float64)
     grid = torch.stack([torch.tensor([a, b, 1 - a - b]) for a in steps for b in steps if a + b <= 1 + 1e-9]).double()
 
     def objective(i, a):

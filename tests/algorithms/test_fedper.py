@@ -11,7 +11,7 @@ from cwfed.core.types import Pass, Start
 from cwfed.federation.simulation import Simulation
 from tests.conftest import bench_of, finish, leaves, small, use_algorithm
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 def outcome(*settings):

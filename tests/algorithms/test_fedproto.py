@@ -11,9 +11,9 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Download, Output, Start
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, uploads
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 def notes(prototypes, known):
@@ -78,7 +78,7 @@ def class_means(simulation, model, clients):
     """With a model, the mean hidden feature by class of these clients' training data, written out."""
     data = simulation.federation.data
     chosen = [i for c in clients for i in simulation.federation.shards[c].train]
-    inputs = simulation.engine._benches[0].samples.batch(torch.tensor(chosen).numpy())[0].flatten(1)
+    inputs = bench_of(simulation).samples.batch(torch.tensor(chosen).numpy())[0].flatten(1)
     hidden = torch.relu(inputs @ model["fc.weight"].T + model["fc.bias"])
     labels = torch.from_numpy(data.labels[chosen])
     return {int(k): hidden[labels == k].mean(0) for k in labels.unique()}

@@ -16,9 +16,9 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Download, Output, Pass, Start
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
-from tests.conftest import finish, leaves, small
+from tests.conftest import bench_of, finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 ROD = "algorithm.name=fedrod"
 P = f"output.{PERSONAL}"
 FEW = ("data.samples=300", "data.clients=3", "train.rounds=2", "run.engine=loop")
@@ -118,7 +118,7 @@ def test_a_class_that_is_absent_gets_no_gradient_and_nothing_is_infinite():
 def test_counts_are_those_of_all_training_samples():
     """Not of shuffled batches without the last, incomplete one: a class in that one would have an infinite loss."""
     simulation = Simulation(small(ROD, *FEW))
-    bench, shards = simulation.engine._benches[0], simulation.federation.shards
+    bench, shards = bench_of(simulation), simulation.federation.shards
     assert any(len(shard.train) % 10 for shard in shards.values())
     state = simulation.first_state()
     for client, shard in shards.items():
@@ -135,12 +135,12 @@ def test_counts_are_those_of_all_training_samples():
 def test_one_client_by_hand():
     """Two plain SGDs on the same batches: (body, G) on the balanced loss, P on top of both without touching them."""
     simulation = Simulation(small(ROD, *FEW, "data.clients=1", "train.rounds=1", "train.lr=0.1"))
-    bench, own = simulation.engine._benches[0], simulation.federation.shards[0].train
+    bench, own = bench_of(simulation), simulation.federation.shards[0].train
     counts = torch.from_numpy(simulation.federation.class_counts(0)).float()
     params = {name: w.clone().requires_grad_() for name, w in simulation.initial.items()}
     assert torch.equal(params[f"{P}.weight"], params["output.weight"]), "P starts as a copy of G"
     common = [name for name in params if not name.startswith(P)]
-    (epoch,) = bench.epochs(own, "training", 0, Pass(), 0, 1, simulation.engine.how)
+    (epoch,) = bench.epochs(own, "training", 0, Pass(), 0, 1, simulation.engine.job.how)
     for inputs, labels in epoch:
         hidden = torch.relu(inputs.flatten(1) @ params["fc.weight"].T + params["fc.bias"])
         generic = hidden @ params["output.weight"].T + params["output.bias"]
@@ -186,7 +186,7 @@ def test_it_predicts_with_both_heads_also_when_it_is_loaded_back(tmp_path):
     *_, (progress, event) = simulation.rounds(simulation.start())
     model = simulation.final_model(progress, 1)
     test = simulation.federation.shards[1].test
-    inputs, labels = simulation.engine._benches[0].samples.batch(test)
+    inputs, labels = bench_of(simulation).samples.batch(test)
     raw = simulation.federation.data.inputs[test]
     simulation.close()
     hidden = torch.relu(inputs.flatten(1) @ model["fc.weight"].T + model["fc.bias"])

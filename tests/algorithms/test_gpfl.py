@@ -19,7 +19,7 @@ from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client
 from tests.conftest import finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 
 
 def tensors_of(head):

@@ -12,7 +12,7 @@ from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import uploads
 from tests.conftest import finish, leaves, small
 
-SOME = ("train.participation=0.7", "train.dropout=0.2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 LG = "algorithm.name=lg-fedavg"
 
 

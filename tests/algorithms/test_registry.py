@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import cwfed.algorithms
-from cwfed.algorithms import ALGORITHMS, FedAvg
+from cwfed.algorithms import ALGORITHMS, PLUGINS, FedAvg
 from tests import processes
 
 NEW = '''
@@ -24,11 +24,14 @@ NEW = '''
 
 
 def test_every_file_is_registered():
-    helpers = {"base", "own_models", "twin"}
+    helpers = {"base", "combine", "own_models", "plugins", "twin"}
     files = {info.name for info in pkgutil.iter_modules(cwfed.algorithms.__path__)} - helpers
     assert {cls.__module__.rpartition(".")[2] for cls in ALGORITHMS.values()} == files
     assert ALGORITHMS["fedavg"] is FedAvg
     assert all(cls.name == name for name, cls in ALGORITHMS.items())
+    plugins = {info.name for info in pkgutil.iter_modules(cwfed.algorithms.plugins.__path__)}
+    assert {cls.__module__.rpartition(".")[2] for cls in PLUGINS.values()} == plugins | {"fedala", "feddbe"}
+    assert all(cls.plugin == name for name, cls in PLUGINS.items())
 
 
 def test_a_file_in_the_folder_is_all_that_a_new_algorithm_needs(tmp_path):

@@ -12,9 +12,9 @@ from cwfed import benchmark
 from cwfed.algorithms import CwFedAvg
 from cwfed.benchmark import contestant, workloads
 from cwfed.core import mixing
+from cwfed.core.shape import InputShape
 from cwfed.core.types import Uploads
 from cwfed.models import build, task_of
-from cwfed.models.shape import InputShape
 from tests import processes
 from tests.conftest import ROOT
 

@@ -144,7 +144,12 @@ class Chaos:
 
     def command(self, *arguments: str) -> list[str]:
         settings = ["data.name=csv", f"data.path={self.data}", "data.clients=4", "data.partition=iid"]
-        settings += [f"train.rounds={ROUNDS}", "train.dropout=0.1", "run.checkpoint_seconds=0", "run.engine=loop"]
+        settings += [
+            f"train.rounds={ROUNDS}",
+            "train.client_dropout=0.1",
+            "run.checkpoint_seconds=0",
+            "run.engine=loop",
+        ]
         return ["cwfed", "run", *arguments, *(f"--set={s}" for s in settings)]
 
     def launch(self, folder: Path, user: int = 0, death: Death | None = None) -> Running:

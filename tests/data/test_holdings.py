@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from cwfed.core.events import Note
@@ -66,5 +68,4 @@ def test_reports_of_earlier_runs_say_it_too(tmp_path):
     session.run(small("data.clients=3", "train.rounds=1"), tmp_path / "r")
     record = read_run(tmp_path / "r")
     (said,) = record.notes
-    record.summary["notes"] = []
-    assert record.notes == [said]
+    assert replace(record, summary=replace(record.summary, notes=[])).notes == [said]

@@ -50,7 +50,7 @@ class Posted(Distributor):
 
 
 CASES = {
-    "class-wise": ["algorithm.name=cwfedavg", "train.dropout=0.2"],
+    "class-wise": ["algorithm.name=cwfedavg", "train.client_dropout=0.2"],
     "kept models": ["algorithm.name=fedfomo"],
     "passes on receipt": ["algorithm.name=fedala"],
     "running statistics": [

@@ -12,7 +12,7 @@ from torch import nn
 from cwfed.algorithms import FedAvg
 from cwfed.core.errors import ConfigError
 from cwfed.core.rng import stream
-from cwfed.core.types import Loss, Pass
+from cwfed.core.types import Loss, Pass, Training
 from cwfed.engine.worker import LocalTraining, batches
 from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small, use_algorithm
@@ -33,6 +33,8 @@ class Wrong(FedAvg):
             "unknown": (Pass(trained=("output.wieght",)),),
             "share": (Pass(share=0.0),),
             "bounds": (Pass(low=1.0, high=0.0),),
+            "once": (Pass(trained=("fc.bias",), once=("output.bias",)),),
+            "batch": (Pass(batch_size=0),),
             "fixed": (Pass(fixed=task.parameters),),
             "unknown fixed": (Pass(fixed=("output.biass",)),),
         }.get(self.how, (Pass(),))
@@ -58,6 +60,8 @@ class Wrong(FedAvg):
         ("unknown fixed", r"names output\.biass, which the network lacks: did you mean"),
         ("share", "takes a share of 0 of the data"),
         ("bounds", "bounds that leave nothing between them"),
+        ("once", r"moves output\.bias in its first step, and does not train it"),
+        ("batch", "has batches of 0 samples: there must be one at least"),
         ("vector", r"must be two numbers \(loss and penalty\), one of them is \(2,\)"),
         ("constant", "on which its loss does not depend"),
     ],
@@ -106,6 +110,8 @@ def test_batches_of_a_pass():
     assert plan(Pass()).shape == (6, 10)
     assert plan(Pass(epochs=1, steps=2)).shape == (2, 10)
     assert plan(Pass(epochs=0)).shape == (0, 10)
+    assert plan(Pass(batch_size=18)).shape == (4, 18)
+    assert plan(Pass(batch_size=60)).shape == (2, 37)
     incomplete = plan(Pass(epochs=1, incomplete=True))
     assert [len(batch) for batch in incomplete] == [10, 10, 10, 7]
     assert sorted(np.concatenate(incomplete)) == list(range(37))
@@ -127,6 +133,75 @@ def test_bounds_hold_after_every_step():
         assert all(w.abs().max() <= 0.01 + 1e-6 for w in progress.server["model"].values())
 
 
+@dataclass(frozen=True)
+class Once(FedAvg):
+    """FedAvg whose output bias moves in the first step of a round only."""
+
+    def passes(self, when, task, start):
+        return (Pass(once=("output.bias",)),) if when == "training" else ()
+
+
+@pytest.mark.parametrize(
+    "optimizer", [(), ("train.momentum=0.5",), ("train.optimizer=adam", "train.keep_optimizer=true")]
+)
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_what_moves_in_the_first_step_only(engine, optimizer):
+    """After a round of many steps it is where one step puts it; everything else has moved on."""
+    same = (f"algorithm.name={__name__}:Once", f"run.engine={engine}", "train.rounds=1", "data.clients=2", *optimizer)
+    many, _ = finish(Simulation(small(*same)))
+
+    @dataclass(frozen=True)
+    class OneStep(FedAvg):
+        def passes(self, when, task, start):
+            return (Pass(steps=1),) if when == "training" else ()
+
+    simulation = Simulation(small(*same))
+    use_algorithm(simulation, OneStep())
+    one, _ = finish(simulation)
+    torch.testing.assert_close(many.server["model"]["output.bias"], one.server["model"]["output.bias"])
+    for name in ("output.weight", "fc.bias"):
+        assert not torch.allclose(many.server["model"][name], one.server["model"][name], atol=1e-4)
+
+
+@dataclass(frozen=True)
+class SaysLr(FedAvg):
+    """FedAvg that shows the learning rate as its penalty."""
+
+    def loss(self, network, params, batch, start, stage):
+        found = super().loss(network, params, batch, start, stage)
+        return Loss(found.loss, torch.zeros(()) + batch.lr)
+
+    def passes(self, when, task, start):
+        assert task.training == Training(0.05, 10, 1, True)
+        return (Pass(rate=0.01),) if when == "training" else ()
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_loss_knows_the_learning_rate_of_the_round(engine):
+    halved = ("train.schedule=step", "train.decay_every=1", "train.decay=0.5")
+    _, events = finish(Simulation(small(f"algorithm.name={__name__}:SaysLr", f"run.engine={engine}", *halved)))
+    assert [e.penalty for e in events] == pytest.approx([0.05, 0.025, 0.0125])
+
+
+@dataclass(frozen=True)
+class Half(FedAvg):
+    """FedAvg whose client keeps a head, which is not the whole of its personal model."""
+
+    phase = "trained"
+
+    def keeps(self, names, task):
+        return tuple(name for name in names if name.startswith("output."))
+
+
+def test_who_keeps_a_part_has_no_personal_model_of_its_own_in_a_round_that_it_sits_out():
+    config = small(f"algorithm.name={__name__}:Half", "train.participation=0.5", "run.engine=loop")
+    simulation = Simulation(config)
+    assert not simulation.has_own_models
+    _, events = finish(simulation)
+    _, plain = finish(Simulation(small("algorithm.name=fedavg", "train.participation=0.5", "run.engine=loop")))
+    assert [e.trained for e in events] == [e.trained for e in plain]
+
+
 def with_a_frozen_layer(shape, classes):
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, classes)
@@ -145,7 +220,20 @@ def test_what_is_fixed_in_a_pass_does_not_move_and_what_the_model_froze_stays_fr
 
     model = (f"model.name={__name__}:with_a_frozen_layer", "model.options={}", f"algorithm.name={__name__}:Wrong")
     simulation = Simulation(small(*model, f"run.engine={engine}", "data.clients=1"))  # a mean rounds
-    simulation.engine.algorithm = simulation.algorithm = Fixed()
+    use_algorithm(simulation, Fixed())
     progress, _ = finish(simulation)
     moved = {n for n, w in progress.server["model"].items() if not torch.equal(w, simulation.initial[n])}
     assert moved == {"3.weight", "3.bias", "5.weight"}
+
+
+@pytest.mark.parametrize("name", ["pfedme", "apfl", "per-fedavg", "fedas"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_what_the_model_froze_stays_frozen_in_steps_of_a_methods_own(name, engine):
+    few = ("model.options={}", "data.clients=1", "data.samples=200", "train.rounds=2", f"run.engine={engine}")
+    simulation = Simulation(small(f"model.name={__name__}:with_a_frozen_layer", f"algorithm.name={name}", *few))
+    progress, _ = finish(simulation)
+    for kept in (progress.server["model"], progress.kept.get(0, {})):
+        for n, w in kept.items():
+            assert (
+                torch.equal(w, simulation.initial[n]) == n.removeprefix("own.").startswith("1.") or n == "mix.alpha"
+            )

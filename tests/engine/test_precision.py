@@ -99,12 +99,12 @@ def test_bf16_learns_what_fp32_learns_and_repeats_itself(bf16):
     assert rounded == pytest.approx(plain, abs=0.03)
 
 
-@pytest.mark.parametrize("algorithm", ["fedcp", "gpfl", "fedpac", "fedrep"])
+@pytest.mark.parametrize("algorithm", ["fedcp", "gpfl", "fedpac", "fedrep", "fedrod", "feddbe", "fedbabu"])
 def test_methods_that_change_the_output_layer_or_train_parts_work_in_bf16(no_check, algorithm):
     """What is in the output layer stays float32 with it; a pass on the body alone finds the body's bf16 copies."""
-    settings = ("train.precision=bf16", "run.engine=loop", "train.rounds=1", "data.clients=2", "data.samples=200")
+    settings = ("train.precision=bf16", "run.engine=loop", "train.rounds=2", "data.clients=2", "data.samples=200")
     simulation = Simulation(small(f"algorithm.name={algorithm}", *settings))
-    network = simulation.engine._benches[0].model
+    network = bench_of(simulation).model
     assert {p.dtype for p in network.output.parameters()} == {torch.float32}
     assert {p.dtype for p in network.fc.parameters()} == {torch.bfloat16}
     progress, _ = finish(simulation)

@@ -67,7 +67,7 @@ def test_every_algorithm_like_the_loop(name):
 @pytest.mark.parametrize(
     "settings",
     [
-        ("train.participation=0.5", "train.dropout=0.2", "data.clients=12"),
+        ("train.participation=0.5", "train.client_dropout=0.2", "data.clients=12"),
         ("train.epochs=3",),
         ("train.batch_size=40", "data.clients=20"),  # most clients are smaller than a batch
         ("algorithm.layers=all", "data.partition=dirichlet", "data.alpha=0.3"),
@@ -276,6 +276,14 @@ def test_tracing_keeps_running_statistics(monkeypatch):
     monkeypatch.setattr(traced, "TRACE_AFTER", 2)
     monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
     assert_like_the_loop(f"model.name={__name__}:with_batch_norm", "model.options={}")
+
+
+@pytest.mark.parametrize("name", ["per-fedavg", "apfl"])
+def test_steps_inside_a_loss_and_tensors_that_move_once_can_be_traced(name, monkeypatch):
+    monkeypatch.setattr(traced, "TRACE_AFTER", 2)
+    monkeypatch.setattr(traced, "FIRST_TRACE_AFTER", 2)
+    few = ("data.samples=200", "data.clients=3", f"model.name={__name__}:with_batch_norm", "model.options={}")
+    assert_like_the_loop(f"algorithm.name={name}", *few, rounds=2)
 
 
 def test_few_clients_at_a_time_give_the_same(monkeypatch):

@@ -50,7 +50,7 @@ def test_adversaries_take_part_and_are_not_evaluated():
     assert set(again.evaluated) <= set(simulation.evaluated)
 
 
-@pytest.mark.parametrize("algorithm", ["cwfedavg", "fedamp"])
+@pytest.mark.parametrize("algorithm", ["cwfedavg", "fedamp", "fedavg+owners"])
 def test_an_attack_of_strength_one_is_honest_bit_for_bit(algorithm):
     """So the clean run of a comparison can be made with the same clients evaluated."""
     honest, _ = finish(Simulation(small(f"algorithm.name={algorithm}")))
@@ -107,6 +107,36 @@ def test_class_capture_takes_the_class_of_everybody_and_the_defences_stop_it():
     assert honest_claim < 0.1
     assert claim > 0.99
     assert defended_claim < 0.1
+
+
+def test_who_is_asked_for_counts_claims_the_captured_class():
+    counts = {"class_counts": torch.tensor([3.0, 4.0]), "other": torch.ones(1)}
+    claimed = Adversary("class-capture", 100.0, target=1).claim(counts)
+    assert claimed["class_counts"].tolist() == [
+        0.0,
+        7.0,
+    ]  # they still add up to its samples: the guard lets them pass
+    assert claimed["other"] is counts["other"]
+    assert counts["class_counts"].tolist() == [3.0, 4.0]
+    assert Adversary("class-capture", 1.0).claim(counts) is counts
+    assert Adversary("not-a-number").claim(counts) is counts
+
+
+@pytest.mark.parametrize("owners", ["updates", "counts"])
+def test_a_long_row_takes_the_class_from_its_owners_and_the_norm_bound_stops_it(owners):
+    """Rows averaged over owners: q is a claim, by the length of the row's update or by counts. A cap alone leaves the row long."""
+
+    def accuracy(strength: int, *settings: str) -> float:
+        common = ["data.clients=20", "train.rounds=8", "run.evaluate_every=8", "adversary.clients=1"]
+        method = ["algorithm.name=fedavg+owners+prior", f"algorithm.owners={owners}"]
+        _, events = finish(Simulation(small(*common, *method, f"adversary.strength={strength}", *settings)))
+        return float(events[-1].received.accuracy)
+
+    clean = accuracy(1)
+    assert clean > 0.88
+    assert accuracy(100) < clean - 0.2
+    assert accuracy(100, "guard.norm_bound=2") > clean - 0.05
+    assert accuracy(100, "guard.norm_bound=2", "algorithm.class_cap=0.25") > clean - 0.05
 
 
 @pytest.mark.slow

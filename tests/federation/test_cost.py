@@ -37,6 +37,8 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         "fednh": (once - 7 * 9, once - 7 * 9 + 70),  # ten biases fewer, a scale more; ten counts up
         "fedper": (once - 7 * 5_130, once - 7 * 5_130),  # the output layer stays
         "fedrep": (once - 7 * 5_130, once - 7 * 5_130),
+        "fedas": (once - 7 * 5_130, once - 7 * 5_130 + 7),  # and a number up
+        "fedcac": (once, once + 7 * 27_455),  # 878,538 bits are 27,455 numbers of 32
         "fedproto": (7 * 5_130, 7 * 5_130),  # ten prototypes of 512 numbers, and ten flags or counts
         "fedpac": (
             once + 7 * 5_130,
@@ -58,6 +60,7 @@ def test_what_a_server_keeps():
     model, pairs = 878_538, 50**2
     kept = {
         "fedavg": model, "fedprox": model, "feduv": model, "fednh": model - 9, "local": 0,
+        "pfedme": model, "apfl": model, "per-fedavg": model, "fedas": model - 5_130, "fedcac": 51 * model + 50 * 27_455,
         "fedproto": 5_130, "fedpac": model + 50 * 5_130 + 5_130, "fedcp": model + 527_360, "gpfl": model + 527_350,
         "cfl": model, "ifca, k = 2": 2 * model, "fedamp": 51 * model + pairs, "fedfomo": 51 * model + pairs,
     }  # fmt: skip

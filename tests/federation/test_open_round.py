@@ -71,11 +71,11 @@ def test_everybody_is_asked_but_who_is_lost_on_the_way():
     assert half.invited == half.asked
     assert len(half.asked) == 2
     for number in range(8):
-        opened = open_round("train.dropout=0.5", before=Progress(number, None))
+        opened = open_round("train.client_dropout=0.5", before=Progress(number, None))
         assert sorted(opened.asked + opened.lost) == [0, 1, 2, 3]
-        again = open_round("train.dropout=0.5", before=Progress(number, None))
+        again = open_round("train.client_dropout=0.5", before=Progress(number, None))
         assert again.lost == opened.lost
-    assert 0 < len(open_round("train.dropout=0.5", before=Progress(1, None)).lost) < 4
+    assert 0 < len(open_round("train.client_dropout=0.5", before=Progress(1, None)).lost) < 4
 
 
 # --- answers
@@ -233,6 +233,12 @@ def test_scores_of_models_that_clients_keep_last_until_they_train_again():
     assert event.trained.right == [9, 2, 5, 7], "client 2 has no model of its own yet"
     assert event.trained.accuracy == 23 / 40
     assert before.trained.keys() == {0, 1, 3}
+
+
+def test_a_model_that_was_trained_and_not_measured_has_no_score():
+    own = "algorithm.name=fedavg-ft"
+    before = Progress(1, blueprint(own).first_state(), trained={0: score(1), 1: score(2)})
+    assert close(take(open_round(own, before=before), {0: 1.0})).finish({}).trained == {1: score(2)}
 
 
 def test_without_own_models_scores_are_of_one_round():

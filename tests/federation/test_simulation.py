@@ -28,7 +28,7 @@ def test_participants_differ_from_round_to_round_but_not_from_run_to_run():
 
 
 def test_lost_clients_cost_download_but_send_nothing():
-    simulation = Simulation(small("train.dropout=0.5", "train.rounds=6"))
+    simulation = Simulation(small("train.client_dropout=0.5", "train.rounds=6"))
     model = nbytes(simulation.fresh(0))
     _, events = finish(simulation)
     assert any(e.dropped for e in events)

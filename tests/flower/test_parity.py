@@ -27,6 +27,7 @@ from cwfed.federation.rounds import SPOILS, from_tree, phase_result, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.flower import PersonalisedStrategy, wire
 from cwfed.flower.members import Hello
+from cwfed.flower.ray_backend import SimulatedRun
 from cwfed.flower.replies import read_score
 from cwfed.flower.wire import BadMessage
 from cwfed.privacy.noise import Seeded
@@ -83,9 +84,9 @@ def assert_same_bits(config, folder, **untold):
     assert rounds == [replace(as_a_server_sees_it(e), **untold) for e in expected]
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", [*ALGORITHMS, "cwfedavg+head_first+offset+prior", "fedavg+balanced+owners"])
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
-    config = settings(name, "train.participation=0.5", "train.dropout=0.2", "run.evaluate_every=2")
+    config = settings(name, "train.participation=0.5", "train.client_dropout=0.2", "run.evaluate_every=2")
     assert_same_bits(config, tmp_path)
 
 
@@ -329,6 +330,23 @@ def test_another_federation_with_the_same_settings_begins_anew_and_leaves_the_mo
     assert len(list((state / "client-000").iterdir())) == 3
 
 
+@pytest.mark.parametrize("more", [[], ["guard.least=6", "train.client_dropout=0.5"]], ids=["a run", "nobody counts"])
+def test_who_has_all_data_completes_the_events_to_the_simulators(more, tmp_path):
+    """As on Ray, without Ray: leaks, the correlation with the true distributions, the portrait at the end."""
+    config = settings("cwfedavg", "train.rounds=2", *more)
+    plan, grid = federate(config, tmp_path)
+    for client in range(config.data.clients):
+        grid.join(client, histogram=True)
+    run = SimulatedRun(Simulation(config), PersonalisedStrategy(plan), grid, tmp_path / "clients")
+    found = [event for _, event in run.rounds(run.start())]
+    run.close()
+    _, expected = finish(Simulation(config))
+    for event, other in zip(found, expected, strict=True):
+        assert replace(event, seconds={}, down_to_measure=0, at="") == replace(other, seconds={})
+    assert expected[-1].portrait is not None
+    assert bool(expected[-1].leaks) is not bool(more)
+
+
 @pytest.mark.federation
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # Ray's
 @pytest.mark.parametrize("name", ["fedavg", "cwfedavg", "fednh", "ifca", "fedfomo"])
@@ -336,7 +354,7 @@ def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
     """The real thing: Ray's actors, `cwfed run --backend flower`; the folder is the simulator's, but for times."""
     config = settings(name, "data.clients=4", "train.rounds=2", "data.newcomers=1", "run.evaluate_every=2")
     session.run(config, tmp_path / "ours")
-    session.run(config, tmp_path / "flower", backend="flower")
+    cwfed.run(config, tmp_path / "flower", backend="flower")
     ours, theirs = (
         [json.loads(line) for line in (tmp_path / side / "events.jsonl").read_text().splitlines()]
         for side in ("ours", "flower")
@@ -360,7 +378,7 @@ def test_on_flower_too_the_models_that_validation_picked_are_saved(tmp_path):
     config = small("train.rounds=8", "train.lr=0.3", "algorithm.name=fedavg-ft", "data.clients=4", "run.engine=loop")
     summary = session.run(config, tmp_path / "ours")
     assert summary["picked_rounds"]["trained"]["validated"] <= 4
-    session.run(config, tmp_path / "flower", backend="flower")
+    cwfed.run(config, tmp_path / "flower", backend="flower")
     assert (tmp_path / "flower" / "models" / "validated" / "index.json").exists()
     assert saved_models(tmp_path / "flower" / "models") == saved_models(tmp_path / "ours" / "models")
 

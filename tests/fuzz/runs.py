@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from html.parser import HTMLParser
 from pathlib import Path
@@ -143,7 +144,7 @@ def page_names(world: World, case: tuple[str, str, str]) -> None:
     record = finished.read_run(world.whole, label)
     record.manifest["data"]["classes"] = [name] * 10
     record.manifest["machine"]["cpu"] = name
-    record.summary["notes"] = [name]
+    record = dataclasses.replace(record, summary=dataclasses.replace(record.summary, notes=[name]))
     group = finished.Group(title, [finished.Method(label, [record])])
     check_page(world.fresh() / "r.html", group, title)
     rows = [group.methods[0].row]

@@ -38,12 +38,12 @@ METHODS = (
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
 DROPOUT = ("model.name=tests.engine.test_engines:with_dropout", "model.options={}")
 WORDS = ("data.name=tests.golden:few_words", "model.name=fasttext", "model.options={}", "train.lr=0.5")
-SOME = ("train.participation=0.7", "train.dropout=0.2", "run.evaluate_every=2")
+SOME = ("train.participation=0.7", "train.client_dropout=0.2", "run.evaluate_every=2")
 
 
 def few_words() -> Any:
     """Text in which every class has words of its own."""
-    from tests.conformance.test_every_algorithm import few_words as dataset
+    from cwfed.testing.problems import few_words as dataset
 
     return dataset()
 

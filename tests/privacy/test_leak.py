@@ -36,6 +36,16 @@ def test_ranks_and_rank_correlation_are_scipys():
         assert leak.rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
 
 
+def test_lengths_of_row_updates_by_hand():
+    """Rows that moved by 3, 4; 0, 0; 0, 0; 5, 12: lengths 5, 0, 0, 13 of 18."""
+    sent = {"out.weight": torch.ones(1, 4, 2), "out.bias": torch.zeros(1, 4)}
+    moved = torch.tensor([[[3.0, 4.0], [0, 0], [0, 0], [5, 12]]])
+    uploaded = {"out.weight": sent["out.weight"] + moved, "out.bias": torch.zeros(1, 4)}
+    found = leak.estimates(uploaded, sent, {}, TASK)["lengths"]
+    torch.testing.assert_close(found, torch.tensor([[5 / 18, 0, 0, 13 / 18]], dtype=torch.float64))
+    assert "lengths" not in leak.estimates(uploaded, None, {}, TASK)
+
+
 def test_a_perfect_estimate_leaks_all_and_a_uniform_one_nothing():
     counts = np.array([[5, 3, 0, 0]])
     perfect = leak.measure(counts, counts / 8)

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,8 @@ def test_names_from_data_stay_text_everywhere(report, tmp_path):
     record.manifest["data"]["classes"] = BAD
     record.manifest["machine"] |= {"cpu": BAD[2], "instruction_set": EVIL}
     record.manifest["versions"][EVIL] = BAD[1]
-    record.summary["notes"] = BAD
-    record.summary["seconds"] |= {EVIL: 1.0, BAD[7]: 1.0}
+    seconds = record.summary.seconds | {EVIL: 1.0, BAD[7]: 1.0}
+    record = replace(record, summary=replace(record.summary, notes=BAD, seconds=seconds))
     methods = [Method(BAD[1], [record]), *(Method(name, [record]) for name in (BAD[2], BAD[7]))]
     path = tmp_path / "evil.html"
     page.write(path, BAD[9] + EVIL, [Group(BAD[4], methods)], [LeftOut(Path(BAD[5]), BAD[1])])

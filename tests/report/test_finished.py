@@ -346,7 +346,7 @@ def test_pictures_name_the_right_clients(tmp_path, settings, clients):
 
 
 def test_a_last_round_without_anybody_can_be_shown(tmp_path):
-    record = run(tmp_path / "a", "train.participation=0.17", "train.dropout=0.99")
+    record = run(tmp_path / "a", "train.participation=0.17", "train.client_dropout=0.99")
     assert record.rounds[-1].participants == []
     (group,) = finished.group([record])
     drawn = figures.everything(group)

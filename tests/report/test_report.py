@@ -11,10 +11,12 @@ from PIL import Image
 from rich.console import Console
 
 from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.events import Note
 from cwfed.report import figures, page, tables
 from cwfed.report.finished import Group, LeftOut, Method, read_run
 from cwfed.runs import compare, session, summary
 from tests.conftest import small
+from tests.runs.test_summary import STARTED, result, round_
 
 
 @pytest.fixture
@@ -111,16 +113,14 @@ def test_bars_in_a_name_do_not_end_a_cell():
 
 def test_spread_over_seeds_by_hand():
     summaries = [
-        {"algorithm": "a", "accuracy": {p: dict.fromkeys(summary.PICKINGS, a) for p in ("received", "trained")},
-         "reported": {"accuracy": a, "phase": "received", "picking": "best"}, "per_client": {"worst_decile": a},
-         "correlation": None, "traffic": {"down": 1, "up": 2}, "seconds": {"total": 1.0}, "notes": notes}
+        summary.summarise([STARTED, round_(1, result(a, a, [1, 1]), correlation=None), *map(Note, notes)])
         for a, notes in ((0.5, ["a"]), (0.7, ["a", "b"]))
-    ]  # fmt: skip
+    ]
     row = summary.aggregate("a", summaries)
     assert row["accuracy"]["received"]["best"]["mean"] == pytest.approx(0.6)
     assert row["accuracy"]["received"]["best"]["std"] == pytest.approx(0.02**0.5)  # sample std of 0.5, 0.7
     assert row["correlation"] == {"mean": None, "std": None}
-    assert row["traffic"]["mean"] == 3
+    assert row["traffic"]["mean"] == 15  # 10 down, 5 up
     reported = {"phase": "received", "picking": "best", "mean": pytest.approx(0.6), "std": pytest.approx(0.02**0.5)}
     assert row["reported"] == reported
     assert row["notes"] == ["a", "b"]

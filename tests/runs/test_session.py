@@ -18,7 +18,7 @@ from cwfed.core.events import Note, Round
 from cwfed.federation import config as configs
 from cwfed.report.finished import read_run
 from cwfed.runs import session
-from cwfed.runs.folder import RunFolder, experiment
+from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.conftest import ROOT, small
 from tests.test_cli import cwfed as cli
@@ -69,7 +69,7 @@ def test_clients_that_share_a_model_share_its_file(tmp_path):
 @pytest.mark.parametrize("algorithm", ["cwfedavg", "fedavg-ft"])
 def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_path, algorithm):
     """Real processes, SIGKILL: the run is not asked."""
-    settings = ["model.name=mlp", "train.rounds=60", "train.participation=0.5", "train.dropout=0.1"]
+    settings = ["model.name=mlp", "train.rounds=60", "train.participation=0.5", "train.client_dropout=0.1"]
     settings += [f"algorithm.name={algorithm}", "run.checkpoint_seconds=0"]
     session.run(configs.load(None, settings), tmp_path / "whole")
 
@@ -414,7 +414,7 @@ def test_models_that_were_not_kept_when_validation_picked_them_are_named(tmp_pat
 def test_settings_that_came_later_do_not_lock_out_older_runs():
     """The hash is the one that the version before `train.precision`, the first of them, gave this config."""
     golden = "b2d21ea168fe5cd1e8c9b082e41ca5138dd4ae6068a5f299ad62ed26a25fe899"
-    assert experiment(small()) == golden
-    assert experiment(small("run.engine=loop", "run.workers=1", "train.rounds=9")) == golden
+    assert small().fingerprint == golden
+    assert small("run.engine=loop", "run.workers=1", "train.rounds=9").fingerprint == golden
     for changed in ("train.precision=bf16", "guard.least=2", "algorithm.class_cap=0.5", "run.seed=1", "train.lr=0.1"):
-        assert experiment(small(changed)) != golden
+        assert small(changed).fingerprint != golden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -107,10 +108,40 @@ def test_the_privacy_that_was_spent_is_that_of_the_worst_client(epsilon, largest
     assert summary["privacy"] == expected
 
 
+def test_by_attributes_as_in_the_file():
+    summary = summarise([STARTED, round_(1, result(0.6, None, [6, 24])), round_(2, result(0.5, 0.5, [5, 20]))])
+    assert summary.accuracy.received.best == summary["accuracy"]["received"]["best"] == 0.6
+    assert summary.picked_rounds.trained.validated == 2
+    assert (summary.reported.round, summary.per_client.accuracies["1"], summary.traffic.down) == (1, 0.6, 20)
+    assert summary == summary.to_dict() == json.loads(summary.to_json())
+    assert list(summary) == list(summary.to_dict())
+    assert "stopped" not in summary  # what is empty is not said
+    with pytest.raises(KeyError):
+        summary["stopped"]
+
+
+def test_nobody_changes_a_summary():
+    summary = summarise([STARTED, round_(1, result(0.6, None, [6, 24]))])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        summary.rounds = 2
+    with pytest.raises(TypeError):
+        summary["rounds"] = 2
+    summary.to_dict()["accuracy"]["received"]["best"] = 1.0
+    assert summary["accuracy"]["received"]["best"] == summary.accuracy.received.best == 0.6
+
+
+def test_a_metric_without_a_value_is_said_to_have_none():
+    started = dataclasses.replace(STARTED, pick="own")
+    found = dataclasses.replace(result(0.6, None, [6, 24]), metrics={"own": None})
+    reported = summarise([started, round_(1, found)])["reported"]
+    assert (reported["metric"], reported["value"]) == ("own", None)
+
+
 def test_seeds_are_aggregated_by_hand():
     summaries = [
-        summarise([STARTED, round_(1, result(a, v, [6, 24]), result(a / 2, None, [6, 24]))])
-        | {"peak_memory_bytes": m}
+        dataclasses.replace(
+            summarise([STARTED, round_(1, result(a, v, [6, 24]), result(a / 2, None, [6, 24]))]), peak_memory_bytes=m
+        )
         for a, v, m in ((0.5, 0.25, 10), (0.7, 0.75, None))
     ]
     row = aggregate("ours", summaries)

@@ -1,4 +1,5 @@
-"""The algorithms: one paper, one file. Every class of a file here that sets `name` is registered under it."""
+"""The algorithms: one paper, one file. Every class of a file here that sets `name` is registered under it, and every one that sets `plugin` as a plug-in
+that other methods can be combined with (`combine.py`)."""
 
 from __future__ import annotations
 
@@ -8,55 +9,91 @@ import typing
 from dataclasses import MISSING
 from importlib import import_module
 from keyword import iskeyword
+from types import ModuleType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from cwfed.algorithms import plugins as _plugins
 from cwfed.algorithms.base import Algorithm, ClientData
+from cwfed.algorithms.combine import JOINT, canonical, combine, parts_of
 from cwfed.algorithms.cwfedavg import CwFedAvg
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core.errors import ConfigError, did_you_mean
 from cwfed.core.plugins import load_object
 
-__all__ = ["ALGORITHMS", "Algorithm", "ClientData", "CwFedAvg", "FedAvg", "build", "describe", "find", "name_of"]
+__all__ = [
+    "ALGORITHMS",
+    "PLUGINS",
+    "Algorithm",
+    "ClientData",
+    "CwFedAvg",
+    "FedAvg",
+    "build",
+    "canonical",
+    "describe",
+    "find",
+    "name_of",
+    "parts_of",
+]
 
 
-def _registered() -> dict[str, type[FedAvg]]:
-    """The classes of this folder's modules by name; a class that inherits its name is no entry of its own."""
+def _modules() -> list[ModuleType]:
+    """The files of this folder and of the plug-ins' folder."""
+    places = ((__name__, __path__), (_plugins.__name__, _plugins.__path__))
+    return [
+        import_module(f"{package}.{name}")
+        for package, path in places
+        for name in sorted(info.name for info in pkgutil.iter_modules(path))
+    ]
+
+
+def _registered(under: str) -> dict[str, type[FedAvg]]:
+    """The classes that set `name`, or `plugin`, by it; a class that inherits it is no entry of its own."""
     found: dict[str, type[FedAvg]] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
-        module = import_module(f"{__name__}.{info.name}")
+    for module in _modules():
         for cls in vars(module).values():
             is_here = isinstance(cls, type) and cls.__module__ == module.__name__
-            if is_here and issubclass(cls, FedAvg) and "name" in vars(cls):
-                if cls.name in found:
-                    raise ConfigError(f"two algorithms are called {cls.name!r}: {found[cls.name]} and {cls}")
-                found[cls.name] = cls
+            if is_here and issubclass(cls, FedAvg) and under in vars(cls):
+                name = vars(cls)[under]
+                if name in found:
+                    raise ConfigError(f"two algorithms are called {name!r}: {found[name]} and {cls}")
+                found[name] = cls
     return found
 
 
-ALGORITHMS = _registered()
+ALGORITHMS = _registered("name")
 """The algorithms by the name that a config gives them."""
+PLUGINS = _registered("plugin")
+"""What can stand behind a `+`, by the name that it has there."""
 
 
 def find(name: str) -> type[FedAvg]:
-    """The class of an algorithm: by its registered name, or "module:Class" for the user's own."""
+    """The class of an algorithm: by its registered name, or "module:Class" for the user's own; with plug-ins behind a `+`."""
+    base, *plugins = canonical(name).split(JOINT)
+    method = _find(base, ALGORITHMS, "algorithm")
+    if not plugins:
+        return method
+    return combine((base, *plugins), (method, *(_find(plugin, PLUGINS, "plug-in") for plugin in plugins)))
+
+
+def _find(name: str, known: dict[str, type[FedAvg]], what: str) -> type[FedAvg]:
     if ":" in name:
-        found = load_object(name, "algorithm")
+        found = load_object(name, what)
         if not (isinstance(found, type) and dataclasses.is_dataclass(found) and issubclass(found, FedAvg)):
-            raise ConfigError(f"algorithm {name!r} must be a dataclass that derives from cwfed's FedAvg")
+            raise ConfigError(f"{what} {name!r} must be a dataclass that derives from cwfed's FedAvg")
         return found
-    if name not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {name!r}: {did_you_mean(name, ALGORITHMS)}")
-    return ALGORITHMS[name]
+    if name not in known:
+        raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, known)}")
+    return known[name]
 
 
 def foreign(options: Any) -> list[str]:
-    """The code that an algorithm's table names: "module:Class", in it or in a table inside it."""
+    """The code that an algorithm's table names: "module:Class", in it (also behind a `+`) or in a table inside it."""
     if not isinstance(options, dict):
         return []
     name = options.get("name", "")
-    own = [name] if isinstance(name, str) and ":" in name else []
+    own = [part for part in name.split(JOINT) if ":" in part] if isinstance(name, str) else []
     return own + [found for value in options.values() for found in foreign(value)]
 
 
@@ -100,6 +137,19 @@ def setting(field: str) -> str:
     return field.removesuffix("_")
 
 
+def before() -> dict[str, Any]:
+    """By key, what hyper-parameters that came later have to be for runs to mean what they meant without them.
+
+    A field says so itself: field(default=1.0, metadata={"before": 1.0}).
+    """
+    return {
+        f"algorithm.{setting(f.name)}": f.metadata["before"]
+        for cls in ALGORITHMS.values()
+        for f in dataclasses.fields(cls)
+        if "before" in f.metadata
+    }
+
+
 def describe(algorithm: FedAvg, name: str) -> dict[str, Any]:
     """The config table that `build` turns into this algorithm again, complete."""
     table: dict[str, Any] = {"name": name}
@@ -117,6 +167,8 @@ def name_of(algorithm: FedAvg) -> str:
     for name, cls in ALGORITHMS.items():
         if type(algorithm) is cls:
             return name
+    if len(parts_of(type(algorithm))) > 1:
+        return algorithm.name
     return f"{type(algorithm).__module__}:{type(algorithm).__qualname__}"
 
 

@@ -43,6 +43,19 @@ class ClientData(Protocol):
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the network's parameters; running statistics of norm layers are not among them."""
+
+    @property
+    def statistics(self) -> Params:
+        """The client's running statistics where they stay with it (`train.batch_norm = "local"`), else none."""
+
+    def squared_gradients(self, params: Params, batch_size: int) -> Tensor:
+        """||d CE / d w||^2 over all parameters of a model that is not in training, for each batch of the client's training
+        data in their order; the incomplete one is left out.
+        """
+
     def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
         """The mean cross-entropy of each model on a part of the client's training data."""
 
@@ -75,6 +88,9 @@ class Algorithm(Protocol[S]):
 
     def held_out(self) -> float:
         """Share of each client's training data that it holds out for the algorithm; not trained on."""
+
+    def check(self, task: Task) -> None:
+        """ConfigError, before the first round, for an experiment that the algorithm cannot be run in."""
 
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
         """The network with what the algorithm changes in it, such as its output layer (called `output`).
@@ -134,6 +150,12 @@ class Algorithm(Protocol[S]):
 
     def shown(self, params: Params) -> Params:
         """The network that is the client's personal model after training, from what it trained (or from what it keeps)."""
+
+    def predictor(self, params: Params, class_counts: Sequence[float], task: Task) -> Params:
+        """The network with which a client of these class counts predicts, from its model.
+
+        It is what is measured and saved; what is trained and sent is the model itself.
+        """
 
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
         """What is added to the cross-entropy of a batch."""

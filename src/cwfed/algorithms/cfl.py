@@ -52,13 +52,14 @@ class CFL(FedAvg):
             raise ConfigError("cfl: eps1, eps2 and warm_up must not be negative")
 
     def costs(self, sizes: Sizes) -> list[Cost]:
-        return [Cost(self.name, sizes.model, sizes.once, sizes.once, "one model per cluster: up to M after splits")]
+        once = sizes.participants * sizes.travelling
+        return [Cost(self.name, sizes.travelling, once, once, "one model per cluster: up to M after splits")]
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
         return {
-            "models": [fresh(0)],
+            "models": [self.travelling(fresh(0), task)],
             "cluster": torch.zeros(task.clients, dtype=torch.int64),
-            "parameters": list(task.parameters),
+            "parameters": list(self.uploaded(task.parameters, task)),
             "round": 0,
         }
 

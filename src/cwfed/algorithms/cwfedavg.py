@@ -71,11 +71,11 @@ class CwFedAvg(FedAvg):
     """p~ read from the weights, or the true p that the clients then have to send (the ablation)."""
     wdr: float = 5.0
     """Coefficient of the weight distribution regulariser; 0 turns it off."""
-    class_cap: float = 1.0
+    class_cap: float = field(default=1.0, metadata={"before": 1.0})
     """Most that one participant may have of a class model (its q_ij); 1 is no cap."""
-    robust: Literal["mean", "median", "trimmed"] = "mean"
+    robust: Literal["mean", "median", "trimmed"] = field(default="mean", metadata={"before": "mean"})
     """How class models are made of the uploads, weighted by q_ij: their mean, or coordinate by coordinate robustly."""
-    trim: float = 0.1
+    trim: float = field(default=0.1, metadata={"before": 0.1})
     """With "trimmed": share of the weight that is cut off at both ends of each coordinate."""
     objective: FedAvg = field(default_factory=FedAvg)
     """The local objective that class-wise aggregation is combined with, such as FedProx's."""
@@ -96,21 +96,23 @@ class CwFedAvg(FedAvg):
             )
 
     def costs(self, sizes: Sizes) -> list[Cost]:
-        model, head, once = sizes.model, sizes.head, sizes.once
+        model, head, once = sizes.travelling, sizes.head, sizes.participants * sizes.travelling
         copies, distributions = min(sizes.classes, sizes.participants), sizes.clients * sizes.classes
         lean_all, lean_output = copies * model, model - head + copies * head
         bound = f"min(K, participants) = {copies} copies"
         return [
-            Cost("cwfedavg (output), lean", lean_output + distributions, once, once, f"{copies} output layers"),
-            Cost("cwfedavg (all), lean", lean_all + distributions, once, once, bound),
-            Cost("cwfedavg (output), as published", model + sizes.classes * head, once, once, "and K output layers"),
-            Cost("cwfedavg (all), as published", sizes.classes * model, once, once, "K class models"),
+            Cost(f"{self.name} (output), lean", lean_output + distributions, once, once, f"{copies} output layers"),
+            Cost(f"{self.name} (all), lean", lean_all + distributions, once, once, bound),
+            Cost(
+                f"{self.name} (output), as published", model + sizes.classes * head, once, once, "and K output layers"
+            ),
+            Cost(f"{self.name} (all), as published", sizes.classes * model, once, once, "K class models"),
         ]
 
     # server
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> ClassWise:
-        model = fresh(0)
+        model = self.travelling(fresh(0), task)
         class_wise = set(task.select(self.layers))
         return ClassWise(
             shared={name: w for name, w in model.items() if name not in class_wise},
@@ -168,9 +170,7 @@ class CwFedAvg(FedAvg):
     def newcomer(self, state: Any, class_counts: Sequence[float] | None = None) -> Params:
         """A model for a client that never took part: from its label histogram, or 1/K without one."""
         classes = state["prior"].shape[1]
-        counts = torch.tensor([1.0] * classes if class_counts is None else list(class_counts)).double()
-        if counts.shape != (classes,) or not counts.isfinite().all() or counts.min() < 0 or counts.sum() == 0:
-            raise ConfigError(f"a label histogram here is {classes} numbers >= 0, not all of them 0")
+        counts = mixing.histogram([1.0] * classes if class_counts is None else class_counts, classes)
         return self.personal_model(state, counts / counts.sum())
 
     def class_models(self, state: Any) -> Params:
@@ -180,11 +180,12 @@ class CwFedAvg(FedAvg):
     # client
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
-        start = self.objective.begin(got, own, data)
-        if not self.wdr:
-            return start
-        prior = data.class_counts / data.class_counts.sum()
-        return Start(start.params, start.anchor, start.notes | {"class_prior": prior})
+        start = super().begin(got, own, data)
+        pull = self.objective.begin(Download((start.params,)), None, data)
+        notes = start.notes | pull.notes
+        if self.wdr:
+            notes = notes | {"class_prior": data.class_counts / data.class_counts.sum()}
+        return Start(start.params, start.anchor | pull.anchor, notes)
 
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
         penalty = self.objective.penalty(params, output, labels, start)

@@ -43,6 +43,13 @@ class Ditto(FedAvg):
         if self.lambda_ < 0:
             raise ConfigError(f"ditto: lambda must not be negative, it is {self.lambda_}")
 
+    def check(self, task: Task) -> None:
+        if task.training.is_plain and task.training.lr * self.lambda_ >= 2:
+            raise ConfigError(
+                f"ditto: train.lr times lambda must be below 2, or v runs away from w; it is {task.training.lr:g} * "
+                f"{self.lambda_:g}: lower one of them"
+            )
+
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
         return with_twin(model)
 

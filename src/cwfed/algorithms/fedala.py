@@ -8,13 +8,18 @@ On receipt of the global model, the client mixes it with its own trained model, 
 Not in a client's first round; in its second, epochs until the losses stand still; from then on one epoch, from the omega of last time. Then it trains
 everything from theta^ as in FedAvg. The server is FedAvg's.
 
-Limiting cases: eta = 0 or no top layer is FedAvg (omega is 1, and torch.lerp(a, b, 1) is b bit for bit); omega = 0 is FedPer. A test does not move
+The row form (`rows`, ours) has one omega per class for the weights and the bias of its output row: K numbers, less to overfit, and readable: which classes
+this client takes from others. As a plug-in (`+ala`) it mixes what any method hands out, such as cwFedAvg's output layers; the lower layers, the training and the server
+are that method's. A client keeps its own top layers and omega.
+
+Limiting cases: eta = 0 or no top layer is FedAvg, or what is beneath it (omega is 1, and torch.lerp(a, b, 1) is b bit for bit); omega = 0 is FedPer. A test does not move
 omega: what was measured after a round is what the next one starts from. (In public code `layer_idx = 0` takes *all* layers, and
 `layer_idx` counts tensors, so that 1 is the output bias alone.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -38,11 +43,21 @@ class FedALA(FedAvg):
     """FedAvg whose clients take from the global model, number by number, what lowers their own loss."""
 
     name: ClassVar[str] = "fedala"
-    keeps_model: ClassVar[bool] = True
-    work: ClassVar[str] = "client: an epoch on a share of its data on receipt; keeps its model and the weights omega"
+    plugin: ClassVar[str] = "ala"
+    work: ClassVar[str] = (
+        "client: an epoch on a share of its data on receipt; keeps its top layers and the weights omega"
+    )
+    not_over: ClassVar[Mapping[str, str]] = {
+        "personal": "it mixes the one model that is sent with the client's own, and this one makes its model on receipt itself",
+        "adapt": "it mixes the network's own layers, and this one has changed its network",
+        "fedamp": "its clients start from their own model, with which there is nothing to mix",
+        "loss": "it mixes the one model that is trained, and this one has a loss of its own, of more than that",
+    }
 
-    layers: int = 1
+    top_layers: int = 1
     """p, top layers that are mixed; the others are taken as received."""
+    rows: bool = False
+    """One omega per class, for the output layer's rows, in place of one for every number."""
     rate: float = 1.0
     """eta, the learning rate of omega; 0 is FedAvg."""
     share: float = 0.8
@@ -53,54 +68,81 @@ class FedALA(FedAvg):
     """... or for so many epochs."""
 
     def __post_init__(self) -> None:
-        if self.layers < 0 or self.rate < 0 or not 0 < self.share <= 1 or self.still < 0 or self.most_epochs < 1:
+        super().__post_init__()
+        if self.top_layers < 0 or self.rate < 0 or not 0 < self.share <= 1 or self.still < 0 or self.most_epochs < 1:
             raise ConfigError(
-                "fedala: layers, rate and still must not be negative, share above 0 and at most 1, most_epochs at least 1"
+                "fedala: top_layers, rate and still must not be negative, share above 0 and at most 1, most_epochs at least 1"
             )
+        if self.rows and self.top_layers != 1:
+            raise ConfigError("fedala: rows are those of the output layer: top_layers must be 1 with them")
 
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
-        top, weights = task_of(model, 1, 1).select(self.layers), dict(model.named_parameters())
-        return attach(model, OMEGA.removesuffix("."), holder({name: torch.ones_like(weights[name]) for name in top}))
+        network = super().adapt(model, output)
+        weights, task = dict(network.named_parameters()), task_of(network, 1, 1)
+        omega = {name: torch.ones_like(weights[name]) for name in self.mixes(task)}
+        if self.top_layers and not omega:
+            raise ConfigError(
+                f"ala: the top layers of {self.name} never leave their client, so there is nothing to mix"
+            )
+        if self.rows:
+            omega = {output: torch.ones(len(weights[task.output_weight]))}
+        return attach(network, OMEGA.removesuffix("."), holder(omega).requires_grad_(False))
+
+    def mixes(self, task: Task) -> tuple[str, ...]:
+        """The tensors that are mixed: those of the top layers that travel."""
+        travels = self.uploaded(task.parameters, task)
+        return tuple(name for name in task.select(self.top_layers) if name in travels)
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
-        return tuple(name for name in names if not name.startswith(OMEGA))
+        return tuple(name for name in super().uploaded(names, task) if not name.startswith(OMEGA))
 
-    def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
-        assert own is not None, "a client of a method that keeps models always has one"
-        return got.model | {name: w for name, w in own.items() if name.startswith(OMEGA)}
+    def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
+        kept = {*super().keeps(names, task), *self.mixes(task)}
+        return tuple(name for name in names if name in kept or name.startswith(OMEGA))
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
-        assert own is not None, "a client of a method that keeps models always has one"
+        start, own = super().begin(got, own, data), own or {}
         times = own.get(TIMES, torch.zeros(()))
         anchor: Params = {}
         if times:
-            for name in (name.removeprefix(OMEGA) for name in own if name.startswith(OMEGA)):
-                anchor |= {f"own.{name}": own[name], f"got.{name}": got.model[name]}
-        return Start(self.personal(got, own, data), anchor, {TIMES: times})
+            for omega in (name.removeprefix(OMEGA) for name in own if name.startswith(OMEGA)):
+                for name in (
+                    omega,
+                    f"{omega}.weight",
+                    f"{omega}.bias",
+                ):  # a tensor, or those of a layer that is mixed by rows
+                    if name in own:
+                        anchor |= {f"own.{name}": own[name], f"got.{name}": start.params[name]}
+        return replace(start, anchor=start.anchor | anchor, notes=start.notes | {TIMES: times})
 
     def passes(self, when: When, task: Task, start: Start) -> tuple[Pass, ...]:
-        if when == "training":
-            return (Pass(trained=task.parameters),)
-        times = start.notes.get(TIMES, 0)
-        if when == "test" or not (self.rate and self.layers and times):
-            return ()
-        omega = tuple(OMEGA + name for name in task.select(self.layers))
+        beneath, times = super().passes(when, task, start), start.notes.get(TIMES, 0)
+        if when != "receipt" or not (self.rate and self.top_layers and times):
+            return beneath
+        omega = (OMEGA + task.output,) if self.rows else tuple(OMEGA + name for name in self.mixes(task))
         learn = Pass(omega, 1, rate=self.rate, share=self.share, incomplete=True, low=0.0, high=1.0, stage="omega")
-        return (replace(learn, epochs=self.most_epochs, until=(10, self.still)) if times == 1 else learn,)
+        return (*beneath, replace(learn, epochs=self.most_epochs, until=(10, self.still)) if times == 1 else learn)
 
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
-        learns_omega = stage == "omega"  # everything else is fixed then, running statistics included
-        at = params | self.mixed(params, start) if learns_omega else params
-        loss = batch.cross_entropy(network(at, batch.inputs, None if learns_omega else "").logits)
+        if stage != "omega":
+            return super().loss(network, params, batch, start, stage)
+        # all but omega is fixed, running statistics included
+        loss = batch.cross_entropy(network(params | self.mixed(params, start), batch.inputs, None).logits)
         return Loss(loss, torch.zeros_like(loss))
 
     def settle(self, params: Params, start: Start) -> Params:
-        return params | self.mixed(params, start)
+        return super().settle(params, start) | self.mixed(params, start)
 
     def mixed(self, params: Params, start: Start) -> Params:
         """theta^ of the top layers."""
-        omega = {name.removeprefix(OMEGA): w for name, w in params.items() if name.startswith(OMEGA)}
-        return {n: torch.lerp(start.anchor[f"own.{n}"], start.anchor[f"got.{n}"], w) for n, w in omega.items()}
+        mixed: Params = {}
+        for name in (name.removeprefix("got.") for name in start.anchor if name.startswith("got.")):
+            own, got = start.anchor[f"own.{name}"], start.anchor[f"got.{name}"]
+            omega = params.get(OMEGA + name)
+            if omega is None:  # one for each row of its layer
+                omega = params[OMEGA + name.rpartition(".")[0]].reshape(-1, *[1] * (own.dim() - 1))
+            mixed[name] = torch.lerp(own, got, omega)
+        return mixed
 
     def remember(self, start: Start) -> Params:
-        return {TIMES: start.notes.get(TIMES, torch.zeros(())) + 1}
+        return super().remember(start) | {TIMES: start.notes.get(TIMES, torch.zeros(())) + 1}

@@ -62,18 +62,24 @@ class FedAvg:
     def held_out(self) -> float:
         return 0.0
 
+    def check(self, task: Task) -> None:
+        pass
+
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
         return model
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
-        model = fresh(0)
-        return OneModel(model={name: model[name] for name in self.uploaded(tuple(model), task)})
+        return OneModel(model=self.travelling(fresh(0), task))
 
     def send(self, state: Any, client: int) -> Download:
         return Download((state["model"],))
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names
+
+    def travelling(self, model: Params, task: Task) -> Params:
+        """A model without what never leaves its client: what a server keeps."""
+        return {name: model[name] for name in self.uploaded(tuple(model), task)}
 
     def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names if self.keeps_model else ()
@@ -117,6 +123,9 @@ class FedAvg:
         return output.logits.new_zeros(())
 
     def shown(self, params: Params) -> Params:
+        return params
+
+    def predictor(self, params: Params, class_counts: Sequence[float], task: Task) -> Params:
         return params
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:

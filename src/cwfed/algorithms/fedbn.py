@@ -36,5 +36,5 @@ class FedBN(FedAvg):
         return tuple(name for name in names if task.norms.get(name.rpartition(".")[0]) in self.norms)
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
-        kept = set(self.keeps(names, task))
+        kept = set(FedBN.keeps(self, names, task))  # its own: a plug-in may keep a copy of what travels
         return tuple(name for name in names if name not in kept)

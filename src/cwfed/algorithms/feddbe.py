@@ -65,6 +65,7 @@ class FedDBE(FedAvg):
     not_over: ClassVar[Mapping[str, str]] = {
         "adapt": "its vector belongs to the network's output layer, and this one has changed its network",
         "loss": "it holds the features of FedAvg's loss, and this one has a loss of its own",
+        "fedamp": "its clients start from their own models, which need no vector of their own",
         "personal": "this one makes its clients' models on receipt itself, without the vector that stays with the client",
     }
 

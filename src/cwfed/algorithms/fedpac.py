@@ -89,8 +89,9 @@ class FedPAC(FedAvg):
         ]
 
     def init(self, fresh: Callable[[int], Params], task: Task) -> Any:
-        model = fresh(0)
-        heads = {name: torch.stack([model[name]] * task.clients) for name in task.layers[task.output]}
+        model = self.travelling(fresh(0), task)
+        names = [name for name in task.layers[task.output] if name in model]
+        heads = {name: torch.stack([model[name]] * task.clients) for name in names}
         return {"model": model, "heads": heads} | no_prototypes(task, model)
 
     def send(self, state: Any, client: int) -> Download:

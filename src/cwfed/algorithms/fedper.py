@@ -35,7 +35,7 @@ class FedPer(FedAvg):
         return task.tensors(self.personal_layers, names)
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
-        kept = set(self.keeps(names, task))
+        kept = set(FedPer.keeps(self, names, task))  # its own: a plug-in may keep a copy of what travels
         return tuple(name for name in names if name not in kept)
 
 

@@ -7,7 +7,7 @@ import copy
 from torch import nn
 
 from cwfed.core.types import Params
-from cwfed.models import attach
+from cwfed.models import attach, holder
 
 OWN = "own."
 """Before the names of the second model's tensors."""
@@ -16,6 +16,14 @@ OWN = "own."
 def with_twin(network: nn.Module) -> nn.Module:
     """The network with a copy of itself: both start equal."""
     return attach(network, OWN.removesuffix("."), copy.deepcopy(network))
+
+
+def with_second_parameters(network: nn.Module) -> nn.Module:
+    """The network with a copy of its parameters alone: both models have the same running statistics."""
+    copies = holder({name: w.detach().clone() for name, w in network.named_parameters()})
+    for name, w in network.named_parameters():
+        copies.get_parameter(name).requires_grad_(w.requires_grad)  # what the network froze stays frozen
+    return attach(network, OWN.removesuffix("."), copies)
 
 
 def of_twin(tensors: Params) -> Params:

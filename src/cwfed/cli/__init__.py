@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
+from typing import Any
 
 from cwfed.cli import about, data, flower, privacy, report, reproduce, run
 from cwfed.cli.app import app
-from cwfed.core.errors import CwfedError, Interrupted
+from cwfed.core.errors import CwfedError, Interrupted, RenamedSetting
 from cwfed.core.terminal import err, escape
 
 __all__ = ["about", "app", "check_text", "data", "flower", "main", "privacy", "report", "reproduce", "run"]
@@ -17,6 +19,7 @@ __all__ = ["about", "app", "check_text", "data", "flower", "main", "privacy", "r
 def main() -> None:
     """The console script: errors are one sentence on stderr and a non-zero exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    _say_new_names()
     try:
         check_text(sys.argv)
         app()
@@ -41,6 +44,20 @@ def check_text(arguments: list[str]) -> None:
             argument.encode()
         except UnicodeEncodeError:
             raise CwfedError(f"the argument {argument!r} is not text in UTF-8") from None
+
+
+def _say_new_names() -> None:
+    """A setting given by its former name is a note, said once; other warnings look as always."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category is RenamedSetting:
+            err.print(f"note: {escape(str(message))}", highlight=False, soft_wrap=True)
+        else:
+            usual(message, category, *where, **more)
+
+    warnings.simplefilter("once", RenamedSetting)
+    warnings.showwarning = show
 
 
 def _interrupt(number: int, frame: object) -> None:

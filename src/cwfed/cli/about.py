@@ -20,7 +20,7 @@ def algorithms(
     name: Annotated[str | None, typer.Argument(help="One algorithm, to be explained.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The algorithms, or one of them: its equations and settings."""
+    """The algorithms and plug-ins, or one of them (such as fedavg+prior): its equations and settings."""
     import dataclasses
     import inspect
 
@@ -45,9 +45,16 @@ def algorithms(
         for key, facts in described.items():
             table.add_row(key, facts["what"], facts["reported_on"])
         print_table(table)
+        plugins = FittedTable(
+            ("plug-in", "what it adds, as in fedavg+prior"), words=("what it adds, as in fedavg+prior",)
+        )
+        for key, plugin in known.PLUGINS.items():
+            plugins.add_row(f"+{key}", (plugin.__doc__ or "").split("\n")[0])
+        print_table(plugins)
         return
     cls, facts = classes[name], described[name]
-    out.print(inspect.getdoc(sys.modules[cls.__module__]), markup=False, highlight=False)
+    docs = (inspect.getdoc(sys.modules[part.__module__]) or "" for part in known.parts_of(cls))
+    out.print("\n\n".join(docs), markup=False, highlight=False)
     out.print(
         f"\nTravels: {facts['travels']}.\nCosts: {facts['costs']}.\nReported on: {facts['reported_on']}.\n",
         highlight=False,
@@ -72,6 +79,10 @@ def cost(
     participants: Annotated[int, typer.Option(help="Clients in a round; 0 is all.", min=0)] = 0,
     shape: Annotated[str, typer.Option(help="One sample: 3x32x32 for images, 100 for vectors or words.")] = "3x32x32",
     vocabulary: Annotated[int, typer.Option(help="For text: the number of words.", min=0)] = 0,
+    algorithms: Annotated[
+        str,
+        typer.Option("--algorithms", "-a", help="Names, separated by commas, such as fedavg+owners; default: all."),
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """What each method costs: numbers the server stores and numbers that travel in a round."""
@@ -88,7 +99,8 @@ def cost(
         raise CwfedError(f"--shape {shape!r} must look like 3x32x32 or 100")
     if participants > clients:
         raise CwfedError(f"--participants {participants}, but there are only {clients} clients")
-    rows = costs(model, InputShape(dims, vocabulary), classes, clients, participants or clients, {})
+    names = [name for name in algorithms.split(",") if name]
+    rows = costs(model, InputShape(dims, vocabulary), classes, clients, participants or clients, {}, names)
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows]))
         return

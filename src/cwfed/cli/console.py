@@ -28,6 +28,7 @@ from cwfed.report.fitting import FittedTable
 
 if TYPE_CHECKING:
     from cwfed.core.events import Event
+    from cwfed.runs.summary import Summary
 
 
 def print_table(table: FittedTable) -> None:
@@ -100,54 +101,53 @@ def progress(
             raise Interrupted(f"what is done is in {folder}; {go_on}" if begun else "nothing was done yet") from None
 
 
-def print_summary(summary: dict[str, Any]) -> None:
+def print_summary(summary: Summary) -> None:
     """A run in a table and a few lines."""
     from cwfed.core.metrics import words
     from cwfed.report.tables import duration, shown, size
 
-    reported, per_client, accuracy = summary["reported"], summary["per_client"], summary["accuracy"]
+    reported, per_client = summary.reported, summary.per_client
     table = FittedTable(
         ("test accuracy", "best on test", "picked on validation", "last round"),
-        title=f"{summary['algorithm']} on {summary['dataset']}, {summary['rounds']} rounds, seed {summary['seed']}",
+        title=f"{summary.algorithm} on {summary.dataset}, {summary.rounds} rounds, seed {summary.seed}",
     )
-    for phase, picks in accuracy.items():
-        mark = " (reported)" if phase == reported["phase"] else ""
+    for phase, picks in summary["accuracy"].items():
+        mark = " (reported)" if phase == reported.phase else ""
         table.add_row(phase + mark, *("–" if a is None else f"{a:.2%}" for a in picks.values()))
     print_table(table)
-    if others := summary.get("metrics", {}).get(reported["phase"]):
-        table = FittedTable((f"{reported['phase']}, the same rounds", *table.header[1:]))
-        for name, picks in others.items():
+    if summary.metrics:
+        table = FittedTable((f"{reported.phase}, the same rounds", *table.header[1:]))
+        for name, picks in summary["metrics"][reported.phase].items():
             table.add_row(words(name), *(shown(name, value) for value in picks.values()))
         print_table(table)
-    if "metric" in reported:
-        out.print(f"rounds are picked by {words(reported['metric'])}, not by accuracy", highlight=False)
-    if "per_class" in summary:
-        _print_worst_classes(summary["per_class"])
+    if reported.metric:
+        out.print(f"rounds are picked by {words(reported.metric)}, not by accuracy", highlight=False)
+    if summary.per_class:
+        _print_worst_classes(summary.per_class.recall)
     out.print(
-        f"clients: mean {per_client['mean']:.2%}, std {per_client['std']:.2%}, "
-        f"worst tenth {per_client['worst_decile']:.2%}; "
-        f"traffic {size(summary['traffic']['down'])} down, {size(summary['traffic']['up'])} up; "
-        f"{duration(summary['seconds']['total'])}",
+        f"clients: mean {per_client.mean:.2%}, std {per_client.std:.2%}, worst tenth {per_client.worst_decile:.2%}; "
+        f"traffic {size(summary.traffic.down)} down, {size(summary.traffic.up)} up; "
+        f"{duration(summary.seconds['total'])}",
         highlight=False,
     )
-    if refused := summary.get("refused"):
+    if refused := summary.refused:
         clients = f"{len(refused)} client{'s' * (len(refused) > 1)}"
-        skipped = f", {len(summary['skipped'])} rounds skipped" if "skipped" in summary else ""
+        skipped = f", {len(summary.skipped)} rounds skipped" if summary.skipped else ""
         out.print(
             f"refused: {sum(refused.values())} updates of {clients}{skipped}; events.jsonl says why", highlight=False
         )
-    if joined := summary["newcomers"]:
+    if joined := summary.newcomers:
         out.print(
-            f"newcomers: {joined['histogram']:.2%} with a label histogram, {joined['uniform']:.2%} without",
+            f"newcomers: {joined.histogram:.2%} with a label histogram, {joined.uniform:.2%} without",
             highlight=False,
         )
-    for note in summary["notes"]:
+    for note in summary.notes:
         out.print(f"note: {escape(note)}", highlight=False)
 
 
-def _print_worst_classes(classes: dict[str, list[Any]]) -> None:
+def _print_worst_classes(recalls: list[float | None]) -> None:
     """The classes that the models know least; summary.json has all."""
-    known = sorted((recall, k) for k, recall in enumerate(classes["recall"]) if recall is not None)
+    known = sorted((recall, k) for k, recall in enumerate(recalls) if recall is not None)
     worst = ", ".join(f"class {k} {recall:.2%}" for recall, k in known[:3])
     out.print(f"classes: least recall {worst}; best {known[-1][0]:.2%} (class {known[-1][1]})", highlight=False)
 

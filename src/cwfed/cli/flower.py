@@ -37,9 +37,9 @@ def flower_new(
     ] = 10_000,
 ) -> None:
     """Write a Flower app that is ready for `flwr run`, with the guards of a federation of strangers."""
+    from cwfed.federation.settings import flat
     from cwfed.flower.plan import Plan
     from cwfed.flower.project import with_most_samples, write_project
-    from cwfed.runs.folder import flat
 
     settings = set_ or []
     if config is None:  # the digits, as in the demo: a first run takes a minute
@@ -103,7 +103,7 @@ def flower_up(
         raise CwfedError(f"the run {problem} (more in {folder / 'logs' / 'superlink.log'})")
     from cwfed.runs.folder import RunFolder
 
-    print_summary(RunFolder(folder / "server").read_json("summary.json", "reported"))
+    print_summary(RunFolder(folder / "server").summary())
     where = escape(str(folder))
     out.print(f"\nThe server's run folder is [bold]{where}/server[/bold], the personal models are in {where}/state")
 

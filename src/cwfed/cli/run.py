@@ -32,6 +32,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run one experiment and leave its folder."""
+    from cwfed import api
     from cwfed.runs import session
 
     if resume and out_dir is None:
@@ -44,7 +45,7 @@ def run(
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     folder = out_dir or _free_folder(chosen)
     with progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
-        summary = session.run(
+        summary = api.run(
             chosen,
             folder,
             resume=resume,
@@ -54,7 +55,7 @@ def run(
             backend=backend,
         )
     if as_json:
-        print(json.dumps(summary))
+        print(summary.to_json())
         return
     print_summary(summary)
     out.print(

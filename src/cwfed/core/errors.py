@@ -59,6 +59,10 @@ class Interrupted(CwfedError):
     """Ctrl-C, with a word on how to go on."""
 
 
+class RenamedSetting(FutureWarning):
+    """A setting was given by its former name, which still works; the command line prints it as a note."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error sentence about an unknown name: the nearest names, or all of them.
 

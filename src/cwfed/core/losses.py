@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 from cwfed.core.mixing import norm_distribution
-from cwfed.core.types import Params
+from cwfed.core.types import Batch, Network, Params
+
+
+def gradient(network: Network, params: Params, batch: Batch, moving: Collection[str]) -> Params:
+    """The gradient of the cross-entropy by the parameters that move: numbers, through which nothing is differentiated.
+
+    For steps inside a loss; running statistics of norm layers do not move.
+    """
+
+    def loss(some: Params) -> Tensor:
+        return batch.cross_entropy(network(params | some, batch.inputs, None).logits)
+
+    params = {name: w.detach() for name, w in params.items()}
+    found: Params = torch.func.grad(loss)({name: params[name] for name in moving})
+    return found
+
+
+def moving(params: Params) -> list[str]:
+    """The names of those that a pass trains; the others are fixed."""
+    return [name for name, w in params.items() if w.requires_grad]
 
 
 def proximal(params: Params, anchor: Params) -> Tensor:

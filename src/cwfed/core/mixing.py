@@ -6,9 +6,12 @@ Notation as in the paper: p_i a participant's share of the samples, p~_ij its sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from cwfed.core.errors import ConfigError
 from cwfed.core.types import Params
 
 
@@ -16,6 +19,14 @@ def sample_weights(counts: Tensor) -> Tensor:
     """p_i = n_i / sum_i n_i."""
     counts = counts.double()
     return counts / counts.sum()
+
+
+def histogram(class_counts: Sequence[float], classes: int) -> Tensor:
+    """A label histogram that somebody gives, as float64."""
+    counts = torch.tensor(list(class_counts)).double()
+    if counts.shape != (classes,) or not counts.isfinite().all() or counts.min() < 0 or counts.sum() == 0:
+        raise ConfigError(f"a label histogram here is {classes} numbers >= 0, not all of them 0")
+    return counts
 
 
 def rows(stacked: Tensor) -> Tensor:
@@ -63,6 +74,11 @@ def class_average(values: Tensor, weights: Tensor, old: Tensor) -> Tensor:
     shares = weights.double() / torch.where(total > 0, total, 1.0)
     mean = torch.einsum("ck,ckd->kd", shares.to(values.dtype), values)
     return torch.where((total > 0)[:, None], mean, old)
+
+
+def column_shares(amounts: Tensor) -> Tensor:
+    """Each column of amounts >= 0 divided by its sum; zeros where it has none."""
+    return amounts / amounts.sum(0).clamp_min(torch.finfo(amounts.dtype).tiny)
 
 
 def capped(weights: Tensor, cap: float) -> Tensor:

@@ -30,6 +30,25 @@ When: TypeAlias = Literal["receipt", "training", "test"]
 
 
 @dataclass(frozen=True)
+class Training:
+    """How clients train, as far as an algorithm may know it."""
+
+    lr: float = 0.005
+    """The highest learning rate of the run: schedules only lower it."""
+    batch_size: int = 10
+    epochs: int = 1
+    is_plain: bool = True
+    """Whether a step is the learning rate times the gradient, and nothing else."""
+
+    def require_plain(self, name: str, why: str) -> None:
+        """ConfigError for a method whose steps are those of plain SGD."""
+        if not self.is_plain:
+            raise ConfigError(
+                f'{name}: {why}: set train.optimizer = "sgd" without momentum, weight decay and clipping'
+            )
+
+
+@dataclass(frozen=True)
 class Task:
     """What an algorithm may know about the experiment before the first round."""
 
@@ -43,6 +62,7 @@ class Task:
     """For algorithms that draw lots on the server."""
     norms: Mapping[str, Norm] = field(default_factory=dict)
     """Name of every norm layer -> its kind, also of those without parameters."""
+    training: Training = field(default_factory=Training)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -129,6 +149,10 @@ class Pass:
     """None: `train.epochs`."""
     steps: int | None = None
     """At most so many batches; None: all."""
+    batch_size: int | None = None
+    """None: `train.batch_size`."""
+    once: tuple[str, ...] = ()
+    """Those of the tensors that move in the first step only."""
     lr: float = 1.0
     """Factor of the learning rate."""
     rate: float | None = None
@@ -182,6 +206,8 @@ class Batch(NamedTuple):
     inputs: Tensor
     labels: Tensor
     label_smoothing: float = 0.0
+    lr: float | Tensor = 0.0
+    """`train.lr` as it is in this round; a pass may have a rate of its own."""
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """The loss of these answers, with the experiment's label smoothing."""

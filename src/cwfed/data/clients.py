@@ -14,9 +14,9 @@ from torch import Tensor
 
 from cwfed.core.errors import ConfigError, DataError
 from cwfed.core.rng import stream
+from cwfed.core.shape import InputShape
 from cwfed.data.dataset import Dataset, write
 from cwfed.data.partition import Indices, PartitionSpec, partition, split
-from cwfed.models.shape import InputShape
 
 GATHERED = 4_000_000
 """At most so many numbers of inputs are gathered ahead."""

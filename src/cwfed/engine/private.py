@@ -38,6 +38,9 @@ class PrivateView(ClientView):
         assert isinstance(bench, PrivateBench)
         return bench.privacy.class_counts(bench.federation.class_counts(self._client), bench.noise, self._client)
 
+    def squared_gradients(self, params: Params, batch_size: int) -> Tensor:
+        raise ConfigError(BEYOND.format("gradients of their data"))
+
     def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
         raise ConfigError(BEYOND.format("losses on their data"))
 

@@ -36,8 +36,13 @@ def check_pass(one: Pass, what: str, params: Params) -> None:
     """One sentence for a pass that cannot be made."""
     if unknown := [name for name in (*(one.trained or ()), *one.fixed) if name not in params]:
         raise ConfigError(f"{what} names {unknown[0]}, which the network lacks: {did_you_mean(unknown[0], params)}")
-    if not one.moving(name for name, parameter in params.items() if parameter.requires_grad):
+    moving = one.moving(name for name, parameter in params.items() if parameter.requires_grad)
+    if not moving:
         raise ConfigError(f"{what} trains nothing: name the tensors that move, or leave the pass out")
+    if left := [name for name in one.once if name not in moving]:
+        raise ConfigError(f"{what} moves {left[0]} in its first step, and does not train it")
+    if one.batch_size is not None and one.batch_size < 1:
+        raise ConfigError(f"{what} has batches of {one.batch_size} samples: there must be one at least")
     if (one.epochs is not None and one.epochs < 0) or (one.steps is not None and one.steps < 0):
         raise ConfigError(f"{what} must not have a negative number of epochs or steps")
     if not 0 < one.share <= 1:

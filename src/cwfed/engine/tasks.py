@@ -136,9 +136,14 @@ class ClientTasks:
         return candidate.visit.statistics | self.candidate(call, candidate)
 
     def candidate(self, call: Call, candidate: Candidate) -> Params:
-        """The model of a candidate; with its running statistics where passes over its data have moved them."""
+        """What a candidate predicts with; with its running statistics where passes over its data have moved them."""
         if candidate.model is not None:
             return candidate.model
+        counts = self.job.federation.class_counts(candidate.visit.client).tolist()
+        return self.job.algorithm.predictor(self.on_receipt(call, candidate), counts, self.job.task)
+
+    def on_receipt(self, call: Call, candidate: Candidate) -> Params:
+        """The model that a client has on receipt."""
         visit, task, algorithm, bench = candidate.visit, self.job.task, self.job.algorithm, self.bench
         got, view = self.outbox.download(call.state, visit), bench.view(visit.client, visit.statistics)
         if not overrides(algorithm, "passes"):

@@ -146,7 +146,7 @@ class Vmap:
         return logits, self._bench.take_features()
 
     def _loss(
-        self, stage: str, moving: tuple[Params, Params], group: Group, inputs: Tensor, labels: Tensor
+        self, stage: str, moving: tuple[Params, Params], group: Group, inputs: Tensor, labels: Tensor, lr: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One client's loss with penalty, and both apart."""
         trained, rows = moving
@@ -160,7 +160,7 @@ class Vmap:
                 buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
             return Output(*self._forward(params, buffers, rows, inputs), params[self._bench.output_weight], buffers)
 
-        batch = Batch(inputs, labels, self.how.label_smoothing)
+        batch = Batch(inputs, labels, self.how.label_smoothing, lr)
         found = self.algorithm.loss(network, params, batch, Start({}, group.anchor, group.notes), stage)
         return found.loss + found.penalty, torch.stack([found.loss.detach(), found.penalty.detach()])
 
@@ -180,9 +180,10 @@ class Vmap:
         inputs: Tensor,
         labels: Tensor,
         rate: Tensor,
+        lr: Tensor,
     ) -> tuple[Tensor, ...]:
         """One step in place; every client's losses, and by how much each looked-up row moves."""
-        found: tuple[tuple[Params, Params], Tensor] = gradient((group.trained, rows), group, inputs, labels)
+        found: tuple[tuple[Params, Params], Tensor] = gradient((group.trained, rows), group, inputs, labels, lr)
         (gradients, by_row), losses = found
         if self.how.is_plain:
             for name, w in group.trained.items():
@@ -190,8 +191,8 @@ class Vmap:
         else:
             after, state = vmap(self._update)(group.trained, gradients, group.optimizer, rate)
             for place, now in ((group.trained, after), (group.optimizer, state)):
-                for name, tensor in place.items():
-                    tensor.copy_(now[name])
+                for name, tensor in now.items():
+                    place[name].copy_(tensor)
         if one.low > -torch.inf or one.high < torch.inf:
             for w in group.trained.values():
                 w.clamp_(one.low, one.high)
@@ -273,7 +274,8 @@ class Vmap:
             samples = len(self.federation.shards[visit.client].train)
             notes = tuple((name, note.shape, note.dtype) for name, note in start.notes.items())
             passes = self.algorithm.passes("training", self.job.task, start)
-            groups[min(self.how.batch_size, samples), notes, tuple(start.anchor), passes].append((-samples, row))
+            size = tuple(min(self.how.size(one), samples) for one in passes)
+            groups[size, notes, tuple(start.anchor), passes].append((-samples, row))
         for alike, rows in groups.items():
             ordered = [row for _, row in sorted(rows)]
             for at in range(0, len(ordered), self._together):
@@ -307,7 +309,8 @@ class Vmap:
                 continue
             changed = self._changes(round_, index, plans, visits)
             rate = self.how.rate(one, round_)
-            sums += self._carry_out((alike, index), one, plans, group, tables, rate, changed)
+            rates = (rate, self.how.rate(Pass(), round_))
+            sums += self._carry_out((alike, index), one, plans, group, tables, rates, changed)
             steps += [len(plan) for plan in plans]
             kept_states |= {f"{OPTIMIZER}{index}.{n}": t for n, t in group.optimizer.items()}
         draws.refuse_global(drawn)
@@ -362,10 +365,13 @@ class Vmap:
         plans: Sequence[Indices],
         group: Group,
         tables: dict[str, Table],
-        lr: float,
+        rates_of: tuple[float, float],
         changed: list[Tensor] | None,
     ) -> NDArray[np.float64]:
-        """All steps of the clients' plans, longest first; the sums of each client's losses and penalties."""
+        """All steps of the clients' plans, longest first; the sums of each client's losses and penalties.
+
+        `rates_of` are the learning rates of the pass and of the round.
+        """
         device = self._bench.samples.device
         padded = self.compile
         steps = np.array([len(plan) for plan in plans])
@@ -374,13 +380,16 @@ class Vmap:
         now, among = group, len(plans)
         together = np.stack([np.resize(plan, (steps[0], plan.shape[1])) for plan in plans], 1)  # who is done repeats
         batches = self._bench.samples.batches(together)
-        rates = (trains * lr).unbind()
+        rates, lr = (trains * rates_of[0]).unbind(), torch.full((len(plans),), rates_of[1], device=device)
         step = self._step(one)
         for at, ((inputs, labels), rate, active) in enumerate(
             zip(batches, rates, trains.sum(1).tolist(), strict=True)
         ):
             if self._bench.stop.is_set():
                 raise Stopped
+            if one.once and at == 1:
+                group = group.training(name for name in group.trained if name not in one.once)
+                now = group.first(among)
             if among != (among := self._how_many(active, len(plans), padded)):
                 now = group.first(among)
             if among < len(plans):
@@ -388,8 +397,8 @@ class Vmap:
             if changed is not None:
                 inputs = augment.change(inputs, changed[at], self._bench.black)
             looked_up = {name: table.look_up(inputs) for name, table in tables.items()}
-            key = (inputs.shape, alike, *looked_up)
-            losses, *moves = step(key, now, looked_up, inputs, labels, rate, compile=padded)
+            key = (inputs.shape, alike, bool(one.once) and at == 0, *looked_up)
+            losses, *moves = step(key, now, looked_up, inputs, labels, rate, lr[:among], compile=padded)
             for table, move in zip(tables.values(), moves, strict=True):
                 table.move(inputs, move)
             history.append(losses)

@@ -63,6 +63,10 @@ class LocalTraining:
         """The learning rate of a pass."""
         return (self.schedule.rate(self.lr, round_) if one.rate is None else one.rate) * one.lr
 
+    def size(self, one: Pass) -> int:
+        """The batch size of a pass."""
+        return self.batch_size if one.batch_size is None else one.batch_size
+
     @property
     def is_plain(self) -> bool:
         """Whether a step is the learning rate times the gradient, and nothing else."""
@@ -118,6 +122,21 @@ class ClientView:
     def class_counts(self) -> Tensor:
         """n_ij: the client's training samples by class."""
         return torch.from_numpy(self._bench.federation.class_counts(self._client)).float()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the network's parameters."""
+        return tuple(self._bench.params)
+
+    @property
+    def statistics(self) -> Params:
+        """The client's running statistics where they stay with it."""
+        return self._statistics
+
+    def squared_gradients(self, params: Params, batch_size: int) -> Tensor:
+        """The squared length of the gradient of each batch of the client's training data."""
+        self._bench.load(params | self._statistics)
+        return self._bench.squared_gradients(self._shard.train, batch_size)
 
     def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
         """The mean cross-entropy of each model on a part of the client's training data."""
@@ -322,14 +341,11 @@ class Bench:
         state: Params,
     ) -> tuple[list[Tensor], Params]:
         """One pass: (loss, penalty) of each batch, and the optimiser's state after it."""
-        # Where the network computes with a bf16 copy, both take part: the penalty sees the float32 master.
-        copies = [(cast, master) for cast, master in self._casts if cast.requires_grad]
         trained = {name: p for name, p in self.params.items() if p.requires_grad}
-        leaves = [*trained.values(), *(cast for cast, _ in copies)]
-        targets = [*trained.values(), *(master for _, master in copies)]
+        copies, leaves, targets = self._moving(trained)
         own = self.federation.shards[client].train
-        size = min(how.batch_size, len(own))
-        rate = how.rate(one, round_)
+        size = min(how.size(one), len(own))
+        rate, lr = how.rate(one, round_), how.rate(Pass(), round_)
         is_bounded = one.low > -np.inf or one.high < np.inf
         if not how.is_plain and not state:
             state = how.optimizer.init({name: p.detach() for name, p in trained.items()})
@@ -340,13 +356,16 @@ class Bench:
             for inputs, labels in epoch:
                 if self.stop.is_set():
                     raise Stopped
-                batch = Batch(inputs, labels, how.label_smoothing)
+                if one.once and len(history) == 1:
+                    trained = {name: p for name, p in trained.items() if name not in one.once}
+                    copies, leaves, targets = self._moving(trained)
+                batch = Batch(inputs, labels, how.label_smoothing, lr)
                 loss, penalty, gradients = self.gradients(algorithm, batch, start, one.stage, size, leaves)
                 with torch.no_grad():
                     if how.is_plain:
                         descend(targets, gradients, rate)
                     else:
-                        state = self._step(how, trained, copies, gradients, state, rate)
+                        state = state | self._step(how, trained, copies, gradients, state, rate)
                     if is_bounded:
                         for parameter in trained.values():
                             parameter.clamp_(one.low, one.high)
@@ -358,6 +377,16 @@ class Bench:
                 if len(ends) >= count and float(torch.stack(ends[-count:]).std()) < spread:
                     break
         return history, state
+
+    def _moving(self, trained: Params) -> tuple[list[tuple[nn.Parameter, Tensor]], list[Tensor], list[Tensor]]:
+        """What these parameters move by: their bf16 copies, what gradients are taken of, and what each of these changes.
+
+        Where the network computes with a bf16 copy, both take part: the penalty sees the float32 master.
+        """
+        masters = set(map(id, trained.values()))
+        copies = [(cast, master) for cast, master in self._casts if id(master) in masters]
+        leaves = [*trained.values(), *(cast for cast, _ in copies)]
+        return copies, leaves, [*trained.values(), *(master for _, master in copies)]
 
     def _step(
         self,
@@ -419,6 +448,20 @@ class Bench:
         found: Loss = algorithm.loss(self.network, self.params, batch, start, stage)
         gradients = torch.autograd.grad(found.loss + found.penalty, leaves, allow_unused=True)
         return found.loss.detach(), found.penalty.detach(), gradients
+
+    def squared_gradients(self, indices: Indices, batch_size: int) -> Tensor:
+        """Of the loaded network: ||d CE / d w||^2 of each whole batch of these samples, in main memory."""
+        self.model.eval()
+        leaves = [p for p in self.model.parameters() if p.requires_grad]
+        size = min(batch_size, len(indices))
+        found = []
+        for chosen in indices[: len(indices) // size * size].reshape(-1, size):
+            inputs, labels = self.samples.batch(chosen)
+            loss = F.cross_entropy(self.forward(inputs).logits, labels)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+            parts = [_dense(g, g).double().square().sum() for g in gradients if g is not None]
+            found.append(torch.stack(parts).sum())
+        return torch.stack(found).cpu()
 
     def measure(self, indices: Indices) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """Of the loaded network, for each sample: is it right, and its cross-entropy."""
@@ -502,7 +545,7 @@ def batches(samples: int, how: LocalTraining, one: Pass, rng: np.random.Generato
     A client smaller than a batch trains on all it has.
     """
     chosen = np.arange(samples) if one.share >= 1 else rng.permutation(samples)[: max(1, round(one.share * samples))]
-    size = min(how.batch_size, len(chosen))
+    size = min(how.size(one), len(chosen))
     whole = len(chosen) // size * size
     orders = [rng.permutation(chosen) for _ in range(how.epochs if one.epochs is None else one.epochs)]
     if one.incomplete and whole < len(chosen) - 1:  # norm layers cannot train on a single sample

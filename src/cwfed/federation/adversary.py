@@ -2,7 +2,8 @@
 
 Class capture is aimed at class-wise averaging, which reads p~ off the row norms of the output layer: whoever makes one
 row long claims to hold little but that class, becomes the largest part of its class model, and the long row itself outweighs
-all honest rows in it.
+all honest rows in it. Where rows are averaged over the owners of their class (`owners`), the long row is a long update, and who is asked for label counts
+claims to hold nothing else.
 """
 
 from __future__ import annotations
@@ -37,3 +38,12 @@ class Adversary:
         factors = torch.ones(len(trained[output_weight]), 1)
         factors[self.target] = self.strength
         return trained | {output_weight: trained[output_weight] * factors}
+
+    def claim(self, extras: Params) -> Params:
+        """What goes up beside the model: class-capture claims that all samples are of the captured class; honest at strength 1."""
+        if self.attack != "class-capture" or self.strength == 1 or "class_counts" not in extras:
+            return extras
+        counts = extras["class_counts"]
+        claimed = torch.zeros_like(counts)
+        claimed[self.target] = counts.sum()
+        return extras | {"class_counts": claimed}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cwfed import algorithms
 from cwfed.core import files, metrics, optimizers
@@ -20,6 +20,7 @@ from cwfed.data.partition import PARTITIONS, PartitionSpec
 from cwfed.data.sources import NAMES, SPLIT, SourceSpec
 from cwfed.federation.adversary import Attack
 from cwfed.federation.guard import MOST_SAMPLES
+from cwfed.federation.settings import Section, describe, former_names, free_to_change, hashed, renamed, setting, tell
 from cwfed.models import MODELS
 from cwfed.privacy.dp import SamplePrivacy
 from cwfed.privacy.norms import Dial
@@ -36,43 +37,49 @@ _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
 _KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+")
 
 
-class Section(BaseModel):
-    """A table of the config file; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
-
-
 class DataSection(Section):
     """Which data, and who holds what."""
 
-    name: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, ag_news; hub, imagefolder, csv, pfllib, arrays with
-    `path`; or "module:function"."""
-    path: str = ""
+    name: str = setting("digits")
+    """`digits`, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `tiny_imagenet`, `ag_news`; `hub`, `imagefolder`, `csv`, `pfllib`,
+    `arrays` with `path`; or your own, `"module:function"`."""
+    path: str = setting("")
     """For own data: a folder, a file, or a hub name."""
-    image_column: str = ""
-    text_column: str = ""
-    label_column: str = "label"
-    image_size: int = Field(0, ge=0, le=10_000)
+    image_column: str = setting("")
+    """`hub`: the column with the images; this or `text_column` is needed."""
+    text_column: str = setting("")
+    """`hub` and `csv`: the column with the texts (`csv`: `text` where none is named)."""
+    label_column: str = setting("label")
+    """`hub` and `csv`: the column with the labels."""
+    image_size: int = setting(0, ge=0, le=10_000)
     """Resize images to this many pixels a side; 0 leaves them as they are."""
-    partition: str = "pathological"
-    """pathological, dirichlet, iid; or "module:function", called as function(labels, clients, classes, rng)."""
-    classes_per_client: int = Field(2, ge=1, le=MOST)
-    alpha: float = Field(0.1, gt=0)
-    balanced: bool = False
-    shuffled: bool = False
-    clients: int = Field(20, ge=1, le=10**6)
-    samples: int = Field(0, ge=0, le=MOST)
-    """A fixed random subset of this size; 0 takes all."""
-    validation: float = Field(0.1, ge=0, lt=1)
-    """Share of a client's training data held out to pick a round honestly."""
-    split_seed: int = Field(-1, ge=-1)
-    """The seed of who holds what (partition, test, validation and holdout parts), who is a newcomer and who is evaluated.
-    -1 is `run.seed`: every seed deals the data out anew. Any other number gives all seeds one split."""
-    augment: Augment = "none"
-    """Training images are shifted by up to 4 pixels (crop), mirrored (flip), or both (crop-flip); never at evaluation."""
-    newcomers: int = Field(0, ge=0, le=10**6)
-    """Clients that never take part: at the end they get a model from their label histogram, and without one."""
+    partition: str = setting("pathological")
+    """`pathological`, `dirichlet`, `iid`; or your own, `"module:function"`, called as `function(labels, clients, classes, rng)` with a
+    numpy generator: it gives an array of sample numbers for each client."""
+    classes_per_client: int = setting(2, ge=1, le=MOST)
+    """Pathological: classes that each client holds at most; with `clients` times this below the number of classes, some are held by
+    nobody, and the run says so."""
+    alpha: float = setting(0.1, gt=0)
+    """Dirichlet: smaller is more heterogeneous."""
+    balanced: bool = setting(False)
+    """Pathological: equal shares."""
+    shuffled: bool = setting(False)
+    """Pathological: classes are dealt in random order."""
+    clients: int = setting(20, ge=1, le=10**6)
+    """Number of clients (PFLlib folders bring their own)."""
+    samples: int = setting(0, ge=0, le=MOST)
+    """A fixed random subset of this size, the same for every seed; 0 takes all."""
+    validation: float = setting(0.1, ge=0, lt=1)
+    """Share of each client's training data that is held out, to pick a round honestly."""
+    split_seed: int = setting(-1, ge=-1, before=-1)
+    """The seed of who holds what: partition, test, validation and holdout parts, which clients are newcomers and which are evaluated.
+    -1 is `run.seed`: every seed has a split of its own. Any other number gives all seeds one split, and `run.seed` decides the rest
+    (initial models, batches, who takes part)."""
+    augment: Augment = setting("none", since="0.2", before="none")
+    """Training images are shifted by up to 4 pixels (crop), mirrored (flip) or both; never at evaluation. What is drawn is a function of
+    seed, round and client."""
+    newcomers: int = setting(0, ge=0, le=10**6)
+    """Clients that never take part; at the end they are measured with the model they would get, from their label histogram and without."""
 
     @field_validator("name")
     @classmethod
@@ -115,10 +122,11 @@ class DataSection(Section):
 class ModelSection(Section):
     """Which network."""
 
-    name: str = "auto"
-    """auto (by the kind of data), cnn, resnet18, fasttext, mlp, or "module:function"."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for the model, such as hidden = 64."""
+    name: str = setting("auto")
+    """`auto`, by the kind of data: `cnn` for images, `fasttext` for text, `mlp` for vectors; or `resnet18`, or your own,
+    `"module:function"`."""
+    options: dict[str, Any] = setting(factory=dict)
+    """Keyword arguments of the model, such as `options.hidden = 64`."""
 
     @field_validator("name")
     @classmethod
@@ -140,36 +148,47 @@ class ModelSection(Section):
 class TrainSection(Section):
     """How clients train and who takes part."""
 
-    rounds: int = Field(1000, ge=1, le=10**7)
-    participation: float = Field(1.0, gt=0)
+    rounds: int = setting(1000, ge=1, le=10**7, changes="length")
+    """How many rounds; a finished run can be given more."""
+    participation: float = setting(1.0, gt=0)
     """Up to 1 a fraction of the clients, above 1 their number."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    client_dropout: float = setting(0.0, ge=0, lt=1, was="train.dropout")
     """Probability that a participant is lost in a round: it gets the model and never answers."""
-    lr: float = Field(0.005, gt=0)
-    batch_size: int = Field(10, ge=1, le=MOST)
-    epochs: int = Field(1, ge=1, le=10**6)
-    optimizer: optimizers.Name = "sgd"
-    """sgd, adam or adamw, of every client; its state is fresh in every round, unless `keep_optimizer`."""
-    momentum: float = Field(0.0, ge=0, lt=1)
+    lr: float = setting(0.005, gt=0)
+    """The learning rate."""
+    batch_size: int = setting(10, ge=1, le=MOST)
+    """Samples of a step; the last incomplete batch is dropped (a client smaller than a batch trains on all it has)."""
+    epochs: int = setting(1, ge=1, le=10**6)
+    """Local epochs of a round."""
+    optimizer: optimizers.Name = setting("sgd", since="0.2", before="sgd")
+    """Of every client, with the formulas of torch.optim; its state is fresh in every round, unless `keep_optimizer`."""
+    momentum: float = setting(0.0, ge=0, lt=1, since="0.2", before=0.0)
     """Of SGD."""
-    nesterov: bool = False
+    nesterov: bool = setting(False, since="0.2", before=False)
     """Of SGD with momentum."""
-    weight_decay: float = Field(0.0, ge=0)
-    keep_optimizer: bool = False
-    """A client keeps its optimiser's state (momentum, Adam's moments) until its next round."""
-    schedule: Literal["constant", "step", "cosine"] = "constant"
-    """The learning rate over the rounds: constant; times `decay` every `decay_every` rounds; a half cosine down to 0."""
-    decay: float = Field(0.1, gt=0, le=1)
-    decay_every: int = Field(100, ge=1, le=MOST)
-    warm_up: int = Field(0, ge=0, le=MOST)
+    weight_decay: float = setting(0.0, ge=0, since="0.2", before=0.0)
+    """Of any optimiser; decoupled in adamw."""
+    keep_optimizer: bool = setting(False, since="0.2", before=False)
+    """A client keeps its optimiser's state (momentum, Adam's moments) until its next round: one or two more models per client."""
+    schedule: Literal["constant", "step", "cosine"] = setting("constant", since="0.2", before="constant")
+    """The learning rate over the rounds: constant; times `decay` every `decay_every` rounds; a half cosine down to 0 at round `rounds`,
+    so that a longer run has other rates."""
+    decay: float = setting(0.1, gt=0, le=1, since="0.2", before=0.1)
+    """Factor of a step of the schedule."""
+    decay_every: int = setting(100, ge=1, le=MOST, since="0.2", before=100)
+    """Rounds between two steps of the schedule."""
+    warm_up: int = setting(0, ge=0, le=MOST, since="0.2", before=0)
     """Rounds in which the learning rate rises linearly to its value."""
-    clip: float = Field(0.0, ge=0)
-    """The longest gradient of a batch, over all parameters; 0 is no limit."""
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    batch_norm: Literal["average", "local"] = "average"
-    """Running statistics of norm layers are averaged like FedAvg, or stay with the client."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 computes linear and convolution layers in bfloat16, with float32 master weights."""
+    clip: float = setting(0.0, ge=0, since="0.2", before=0.0)
+    """The longest gradient of a batch, over all trained parameters; 0 is no limit."""
+    label_smoothing: float = setting(0.0, ge=0, lt=1, since="0.2", before=0.0)
+    """Of the cross-entropy in training."""
+    batch_norm: Literal["average", "local"] = setting("average")
+    """Running statistics of norm layers travel and are averaged as in FedAvg, or stay with each client, as in the published code: then a
+    client that never trained has none. Weights and biases of norm layers are parameters like others."""
+    precision: Literal["fp32", "bf16"] = setting("fp32", before="fp32")
+    """bf16 computes linear and convolution layers in bfloat16, with float32 master weights; the output layer, norm layers, embeddings,
+    losses and all mixing stay float32. Where the CPU has no bf16 instructions it is refused."""
 
     @model_validator(mode="after")
     def _fits(self) -> TrainSection:
@@ -195,31 +214,37 @@ class TrainSection(Section):
 
 
 class RunSection(Section):
-    """How the experiment is carried out; apart from the seed, the metrics and the patience, nothing here changes the results
-    (vmap: but for rounding)."""
+    """How the experiment is carried out, and what is measured."""
 
-    seed: int = Field(0, ge=0)
-    """Everything that is drawn; `data.split_seed` can take the split out of it."""
-    engine: Literal["auto", "loop", "threads", "vmap"] = "auto"
-    workers: int = Field(0, ge=0, le=10_000)
+    seed: int = setting(0, ge=0)
+    """Everything random is a function of (seed, purpose, round, client); `data.split_seed` can take the split out of it."""
+    engine: Literal["auto", "loop", "threads", "vmap"] = setting("auto", changes="nothing")
+    """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `vmap`: all clients in one
+    batched step, the same but for rounding. `auto` picks by model, device and number of participants, never by a clock, and says why
+    ([performance.md](performance.md))."""
+    workers: int = setting(0, ge=0, le=10_000, changes="nothing")
     """Clients trained side by side; 0 is one per core."""
-    compile: Literal["auto", "always", "never"] = "auto"
-    """Whether the vmap engine compiles its step; auto does in a run long enough to pay for it."""
-    device: str = "auto"
-    evaluate_every: int = Field(1, ge=1, le=MOST)
+    compile: Literal["auto", "always", "never"] = setting("auto", changes="nothing")
+    """Whether the vmap engine compiles its step; `auto` does in a run long enough to pay for it (20,000 steps, the same clients in every
+    round)."""
+    device: str = setting("auto", changes="nothing")
+    """`auto`, `cpu`, `cuda` or `mps`: where clients train."""
+    evaluate_every: int = setting(1, ge=1, le=MOST)
     """Rounds between two evaluations; the last round is always evaluated."""
-    evaluate_clients: int = Field(0, ge=0, le=MOST)
+    evaluate_clients: int = setting(0, ge=0, le=MOST)
     """Evaluate a fixed random sample of this many clients; 0 is all."""
-    checkpoint_seconds: float = Field(30.0, ge=0)
+    checkpoint_seconds: float = setting(30.0, ge=0, changes="nothing")
     """Least time between two checkpoints; 0 writes one every round."""
-    save_models: Literal["auto", "all", "none"] = "auto"
-    """Write every client's final personal model; auto writes them while they fit into 1 GiB."""
-    metrics: list[str] = Field(default_factory=list)
-    """Metrics of your own, "module:name", beside accuracy, balanced_accuracy, macro_f1 and loss."""
-    pick: str = "accuracy"
-    """The metric that rounds are picked by, on test data (best) and on held-out data (validated, the saved models)."""
-    patience: int = Field(0, ge=0)
-    """Stop when the picked metric on held-out data has not improved for so many evaluated rounds; 0 is never."""
+    save_models: Literal["auto", "all", "none"] = setting("auto", changes="nothing")
+    """Write every client's model of the last round and of the round that validation picked; `auto` does while those of one round fit into
+    1 GiB."""
+    metrics: list[str] = setting(factory=list, since="0.2", before=[])
+    """Metrics of your own, `["module:name"]`, beside `accuracy`, `balanced_accuracy`, `macro_f1` and `loss`
+    ([evaluation.md](evaluation.md))."""
+    pick: str = setting("accuracy", since="0.2", before="accuracy")
+    """The metric that rounds are picked by, on test data (`best`) and on held-out data (`validated`, the saved models)."""
+    patience: int = setting(0, ge=0, since="0.2", before=0)
+    """Stop when that metric on held-out data has not improved for so many evaluated rounds; 0 is never. Needs `data.validation` above 0."""
 
     @model_validator(mode="after")
     def _known(self) -> RunSection:
@@ -230,48 +255,52 @@ class RunSection(Section):
 class GuardSection(Section):
     """What the server does about bad updates; what is always checked is in `guard.py`."""
 
-    least: int = Field(1, ge=1, le=10**6)
+    least: int = setting(1, ge=1, le=10**6, before=1)
     """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
-    most_samples: int = Field(MOST_SAMPLES, ge=1)
-    """A client that claims more training samples than this is refused: the samples are its weight in every average."""
-    norm_bound: float = Field(0.0, ge=0)
-    """Updates longer than this many times the round's median are scaled back to it; 0 leaves them as they are."""
+    most_samples: int = setting(MOST_SAMPLES, ge=1, before=MOST_SAMPLES)
+    """A client that claims more training samples is refused: they are its weight in every average."""
+    norm_bound: float = setting(0.0, ge=0, before=0.0)
+    """Updates longer than this many times the round's median are scaled back to it; 0 leaves them. For methods that send a client one
+    model. Federations on Flower that do not name it have 2 ([security.md](security.md))."""
 
 
 class AdversarySection(Section):
     """Clients that mean harm, for experiments. They are not evaluated: results are those of the honest clients."""
 
-    clients: int = Field(0, ge=0, le=10**6)
-    """How many; which ones is drawn from the seed."""
-    attack: Attack = "class-capture"
-    """What they do to the model they send: "class-capture" makes one output row long, "not-a-number" sends NaN."""
-    strength: float = 100.0
-    """class-capture: factor of the captured row; 1 is honest."""
-    target: int = Field(0, ge=0, le=MOST)
-    """The captured class."""
+    clients: int = setting(0, ge=0, le=10**6, before=0)
+    """How many; which ones is drawn from the seed. They take part and are not evaluated."""
+    attack: Attack = setting("class-capture", before="class-capture")
+    """What they do to the model they send: make one row of the output layer long, or send NaN everywhere."""
+    strength: float = setting(100.0, before=100.0)
+    """class-capture: factor of the captured row; 1 is honest, bit for bit."""
+    target: int = setting(0, ge=0, le=MOST, before=0)
+    """class-capture: the captured class."""
 
 
 class PrivacySection(Section):
     """What clients do so that their uploads say less; `docs/privacy.md` has what it hides and what not."""
 
-    norms: Literal["exact", "noise", "coarse"] = "exact"
-    """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels."""
-    norm_noise: float = Field(0.5, ge=0)
-    """Standard deviation of that noise, in mean norms."""
-    norm_levels: int = Field(2, ge=1, le=MOST)
-    """To how many levels norms are rounded; 1 makes all equal."""
-    dp: Literal["off", "sample"] = "off"
-    """Differential privacy of every sample of a client: DP-SGD."""
-    dp_clip: float = Field(1.0, gt=0)
+    norms: Literal["exact", "noise", "coarse"] = setting("exact", before="exact")
+    """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels. Refused where it would hide nothing: no
+    output layer is uploaded, or class counts are sent."""
+    norm_noise: float = setting(0.5, ge=0, before=0.5)
+    """noise: its standard deviation, in mean norms."""
+    norm_levels: int = setting(2, ge=1, le=MOST, before=2)
+    """coarse: to how many levels norms are rounded; 1 makes all equal."""
+    dp: Literal["off", "sample"] = setting("off", before="off")
+    """Differential privacy of every sample of a client: DP-SGD with Poisson batches; epsilon is in `summary.json`. Needs
+    `pip install 'cwfed[privacy]'` (Opacus, for its accountant)."""
+    dp_clip: float = setting(1.0, gt=0, before=1.0)
     """The longest gradient that a sample may have."""
-    dp_noise: float = Field(1.0, ge=0)
+    dp_noise: float = setting(1.0, ge=0, before=1.0)
     """Standard deviation of the noise in units of `dp_clip`; 0 clips only and guarantees nothing."""
-    dp_delta: float = Field(1e-5, gt=0, lt=1)
-    dp_histogram: float = Field(0.0, ge=0)
-    """The epsilon spent once on the class histogram that WDR needs; 0 releases none, WDR is then refused."""
-    dp_budget: float = Field(0.0, ge=0)
-    """The largest epsilon that a client may spend; 0 is any. A simulation that would pass it does not begin; the node of a
-    federation keeps its own account and takes no further part."""
+    dp_delta: float = setting(1e-5, gt=0, lt=1, before=1e-5)
+    """The delta for which epsilon is given."""
+    dp_histogram: float = setting(0.0, ge=0, before=0.0)
+    """The epsilon spent once on a noisy class histogram, without which WDR is refused under DP."""
+    dp_budget: float = setting(0.0, ge=0, changes="nothing", before=0.0)
+    """The largest epsilon that a client may spend; 0 is any. A simulation that would pass it does not begin; the node of a federation
+    keeps its own account and takes no further part."""
 
     def dial(self) -> Dial:
         """What the maths needs to know."""
@@ -304,7 +333,8 @@ class Config(Section):
         if not isinstance(name, str):
             raise ConfigError(f"algorithm.name must be a text, it is {name!r}")
         if info.context != NO_IMPORTS or not algorithms.foreign(self.algorithm):
-            object.__setattr__(self, "algorithm", algorithms.describe(algorithms.build(self.algorithm), name))
+            table = algorithms.describe(algorithms.build(self.algorithm), algorithms.canonical(name))
+            object.__setattr__(self, "algorithm", table)
         count = self.train.participation
         if count > 1 and count != int(count):
             raise ValueError(f"train.participation = {count:g} is neither a fraction nor a whole number of clients")
@@ -360,6 +390,18 @@ class Config(Section):
         """All settings as a config file."""
         return tomli_w.dumps(self.model_dump())
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all settings that a resumed run must share."""
+        return hashed(self.model_dump(), SETTINGS, algorithms.before())
+
+
+SETTINGS = describe(Config)
+"""All settings but the algorithm's, by their keys."""
+FREE_TO_CHANGE = free_to_change(SETTINGS)
+"""Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
+FORMER_NAMES = former_names(SETTINGS)
+"""The keys of today by those of earlier versions, which still work."""
 
 NO_IMPORTS = "no imports"
 
@@ -372,6 +414,7 @@ def from_table(table: dict[str, Any], *, imports: bool = True) -> Config:
     for key, value in _numbers(table):
         if abs(value) >= MOST_NUMBER:
             raise ConfigError(f"{key} is not possible: a whole number has at most 19 digits")
+    table = renamed(table, FORMER_NAMES)
     try:
         return Config.model_validate(table, context=None if imports else NO_IMPORTS)
     except ValidationError as error:
@@ -427,7 +470,7 @@ def loads(text: str, path: str | Path | None = None, settings: Sequence[str] = (
         table = _toml(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the config file {path} cannot be read: {error}") from None
-    return from_table(_apply(table, settings), imports=imports)
+    return from_table(_apply(renamed(table, FORMER_NAMES), settings), imports=imports)
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -443,10 +486,12 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
 
 
 def _apply(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    parsed = [_parse(setting) for setting in settings]
+    parsed = [_parse(text) for text in settings]
     for keys, value in parsed:
         named = table.get("algorithm", {})
-        if keys == ["algorithm", "name"] and isinstance(named, dict) and named.get("name", "cwfedavg") != value:
+        if keys != ["algorithm", "name"] or not isinstance(named, dict):
+            continue
+        if algorithms.canonical(str(named.get("name", "cwfedavg"))) != algorithms.canonical(str(value)):
             table["algorithm"] = {}  # the file's hyper-parameters belong to the algorithm it names
     for keys, value in parsed:
         at = table
@@ -458,11 +503,18 @@ def _apply(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     return table
 
 
-def _parse(setting: str) -> tuple[list[str], Any]:
-    key, equals, raw = setting.partition("=")
+def _parse(text: str) -> tuple[list[str], Any]:
+    key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {setting!r} must look like section.key=value")
-    return key.strip().split("."), parse_value(raw.strip())
+        raise ConfigError(f"--set {text!r} must look like section.key=value")
+    return current_name(key.strip()).split("."), parse_value(raw.strip())
+
+
+def current_name(key: str) -> str:
+    """The key of today; whoever uses a former one is told so."""
+    if key in FORMER_NAMES:
+        tell(key, FORMER_NAMES[key])
+    return FORMER_NAMES.get(key, key)
 
 
 def parse_value(raw: str) -> Any:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 
 from cwfed import models
-from cwfed.algorithms import ALGORITHMS, FedAvg
+from cwfed.algorithms import ALGORITHMS, FedAvg, build
 from cwfed.core.types import Cost, Sizes
 from cwfed.models import InputShape
 
 
 def costs(
-    model: str, shape: InputShape, classes: int, clients: int, participants: int, options: dict[str, Any]
+    model: str,
+    shape: InputShape,
+    classes: int,
+    clients: int,
+    participants: int,
+    options: dict[str, Any],
+    names: Sequence[str] = (),
 ) -> list[Cost]:
-    """The table for a model, K classes and M clients of whom some take part: what each algorithm says of itself."""
+    """The table for a model, K classes and M clients of whom some take part: what each algorithm says of itself.
+
+    `names` chooses some, such as "fedavg+owners"; without it, all are shown.
+    """
+    chosen = [build(name) for name in names or ALGORITHMS]
     return [
         row
-        for cls in ALGORITHMS.values()
-        for row in cls().costs(sizes(cls(), model, shape, classes, clients, participants, options))
+        for algorithm in chosen
+        for row in algorithm.costs(sizes(algorithm, model, shape, classes, clients, participants, options))
     ]
 
 
@@ -43,7 +54,7 @@ def sizes(
     names = tuple(numbers)
     return Sizes(
         model=sum(numbers[name] for name in task.parameters),
-        head=sum(n for name, n in numbers.items() if name.startswith(f"{output}.")),
+        head=sum(numbers[name] for name in (f"{output}.weight", f"{output}.bias") if name in numbers),
         classes=classes,
         clients=clients,
         participants=participants,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from cwfed import data, models
 from cwfed.core import metrics
 from cwfed.core.errors import ConfigError
 from cwfed.core.rng import stream, torch_stream
-from cwfed.core.types import Download, Form, Params, Start, Uploads
+from cwfed.core.types import Download, Form, Params, Start, Training, Uploads
 from cwfed.engine.base import Job, Visit, overrides
 from cwfed.engine.worker import OPTIMIZER, LocalTraining
 from cwfed.federation.adversary import Adversary
@@ -51,7 +52,10 @@ class Blueprint:
             self.model_name = models.default_for(shape)
         self.template = self._build(0)
         """The initial network; never trained itself."""
-        self.task = models.task_of(self.template, clients, classes, config.run.seed)
+        how = self.training()
+        training = Training(how.lr, how.batch_size, how.epochs, how.is_plain)
+        self.task = replace(models.task_of(self.template, clients, classes, config.run.seed), training=training)
+        self.algorithm.check(self.task)
         self.parameters = sum(p.numel() for p in self.template.parameters())
         statistics = {name: b.detach().clone() for name, b in models.statistics(self.template).items()}
         self.local_statistics: Params = statistics if config.train.batch_norm == "local" else {}
@@ -72,10 +76,14 @@ class Blueprint:
             )
         self._check_dial()
 
-    @property
+    @cached_property
     def has_own_models(self) -> bool:
-        """Whether what a client keeps is its personal model: then it has one also in a round that it sits out."""
-        return self.algorithm.phase == "trained" and bool(self.kept_names) and not self.is_tuned
+        """Whether what a client keeps is its whole personal model: then it has one also in a round that it sits out."""
+        if self.algorithm.phase != "trained" or not self.kept_names or self.is_tuned:
+            return False
+        shown = self.algorithm.shown({name: self.initial[name] for name in self.kept_names} | self.local_statistics)
+        names = {*self.initial, *self.local_statistics}
+        return all(name in shown for name in names if not models.attached(self.template, name))
 
     @cached_property
     def is_tuned(self) -> bool:
@@ -101,11 +109,15 @@ class Blueprint:
         seen = {n: w for n, w in kept.items() if n not in self.local_statistics and not n.startswith(OPTIMIZER)}
         return seen or {name: self.initial[name] for name in self.kept_names} or None
 
-    def own_model(self, kept: Params) -> Params | None:
+    def own_model(self, kept: Params, class_counts: Sequence[float]) -> Params | None:
         """The personal model that a client keeps, with its statistics; None where it has none of its own (yet)."""
         if not kept or not self.has_own_models:
             return None
-        return self.algorithm.shown({n: kept[n] for n in (*self.kept_names, *self.local_statistics)})
+        return self.after_training({n: kept[n] for n in (*self.kept_names, *self.local_statistics)}, class_counts)
+
+    def after_training(self, trained: Params, class_counts: Sequence[float]) -> Params:
+        """What a client predicts with, from what it trained."""
+        return self.algorithm.predictor(self.algorithm.shown(trained), class_counts, self.task)
 
     def sent_forms(self) -> dict[str, Form]:
         """What the tensors of a model that is sent look like."""

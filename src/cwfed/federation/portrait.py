@@ -33,7 +33,8 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
         if client in rows:
             own = simulation.algorithm.shown({n: w[rows[client]] for n, w in stack.items()}).get(name)
         else:
-            own = (simulation.own_model(after.kept.get(client, {})) or after.kept.get(client, {})).get(name)
+            kept, counts = after.kept.get(client, {}), simulation.federation.class_counts(client).tolist()
+            own = (simulation.own_model(kept, counts) or kept).get(name)
         return None if own is None else _digits(own.double().norm(dim=1))
 
     visits = [simulation.visit(client, after.kept.get(client, {})) for client in clients]

@@ -106,7 +106,7 @@ def invite(config: Config, clients: Sequence[int], number: int) -> list[int]:
 
 def is_lost(config: Config, number: int, client: int) -> bool:
     """Whether an invited client is lost on the way, where the experiment has that happen."""
-    chance = config.train.dropout
+    chance = config.train.client_dropout
     return chance > 0 and bool(stream(config.run.seed, "lost", number, client).random() < chance)
 
 

@@ -62,7 +62,7 @@ class Simulation(Experiment):
             participants=self.participants(),
             compile=run.compile,
             rounds=train.rounds,
-            is_steady=self.participants() == len(self.members) and train.dropout == 0,
+            is_steady=self.participants() == len(self.members) and train.client_dropout == 0,
         )
         self.engine = engine.choose(self.job(self.federation, self.device), choice)
         before = self.start()
@@ -154,7 +154,7 @@ class Simulation(Experiment):
         visited = self.engine.visit(opened.number, before.server, visits, stack)
         opened.down += sum(v.downloaded for v in visited)
         updates = [self._update(v, stack, row) for row, v in enumerate(visited)]
-        self._tamper(opened.asked, stack)
+        self._tamper(updates, stack)
 
         # 3. Check what arrived, as clients upload it. The server aggregates what is good.
         opened.take(updates, self._uploaded(opened, stack))
@@ -172,21 +172,22 @@ class Simulation(Experiment):
         if len(rows) < len(visited):
             stack = {n: w[list(rows.values())] for n, w in stack.items() if n not in uploaded}
         sent = {v.client: Download(v.head) for v in visited}
-        return after, self._completed(opened, after, stack | uploaded, sent)
+        event = self.with_all_data(opened.event(), after, opened.closed.uploads, stack | uploaded, sent)
+        return after, replace(event, seconds=opened.clock.laps("report"))
 
-    def _completed(self, opened: OpenRound, after: Progress, models: Params, sent: Mapping[int, Download]) -> Round:
-        """The event of a round with what nobody can see who does not have all data."""
-        up, is_last = opened.closed.uploads, is_over(self.config, after)
-        participants = opened.closed.participants
-        p, estimate = self.distributions(participants, models)
+    def with_all_data(
+        self, event: Round, after: Progress, up: Uploads | None, models: Params, sent: Mapping[int, Download]
+    ) -> Round:
+        """An event with what only somebody sees who has all data; `models` are the participants', `sent` is what they were sent."""
+        is_last = is_over(self.config, after)
+        p, estimate = self.distributions(event.participants, models)
         return replace(
-            opened.event(),
+            event,
             correlation=correlation(p, estimate),
             distance=mean((p - estimate).norm(dim=1).tolist()),
-            portrait=portray(self, after, participants, models) if is_last else None,
+            portrait=portray(self, after, event.participants, models) if is_last else None,
             leaks=self.leaks(up, sent) if up else {},
-            spent=self.spent(opened.number) if is_last else None,
-            seconds=opened.clock.laps("report"),
+            spent=self.spent(event.round) if is_last else None,
         )
 
     def _update(self, visited: Visited, stack: Params, row: int) -> Update:
@@ -205,14 +206,15 @@ class Simulation(Experiment):
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
-    def _tamper(self, clients: Sequence[int], stack: Params) -> None:
+    def _tamper(self, updates: list[Update], stack: Params) -> None:
         """Adversaries send something else than what they trained; they keep that for themselves."""
-        for row, client in enumerate(clients):
+        for row, client in enumerate(update.client for update in updates):
             if client in self.adversaries:
                 trained = {name: w[row] for name, w in stack.items()}
                 sent = self.adversaries[client].tamper(trained, self.task.output_weight)
                 for name, w in sent.items():
                     stack[name][row] = w
+                updates[row] = replace(updates[row], extras=self.adversaries[client].claim(updates[row].extras))
 
     def _uploaded(self, opened: OpenRound, stack: Params) -> Params:
         """The clients' models as they upload them, blurred where they are told to: those that stay with them are not changed."""
@@ -256,8 +258,14 @@ class Simulation(Experiment):
         candidates = []
         for c, model in models.items():
             statistics = self.statistics(kept, c)
-            candidates.append(Candidate(Visit(c, statistics=statistics), self.algorithm.shown(model | statistics)))
+            shown = self.after_training(model | statistics, self._counts(c))
+            candidates.append(Candidate(Visit(c, statistics=statistics), shown))
         return dict(zip(models, self.engine.measure(candidates), strict=True))
+
+    def _counts(self, client: int) -> list[float]:
+        """n_ij: a client's training samples by class."""
+        counts: list[float] = self.federation.class_counts(client).tolist()
+        return counts
 
     @cached_property
     def _sizes(self) -> Sizes:
@@ -318,8 +326,10 @@ class Simulation(Experiment):
         for kind in ("histogram", "uniform"):
             candidates = []
             for c in self.newcomers:
-                counts = self.federation.class_counts(c).tolist() if kind == "histogram" else None
+                counts = self._counts(c) if kind == "histogram" else None
                 model = self.completed(self.algorithm.newcomer(progress.server, counts))
+                if counts:
+                    model = self.algorithm.predictor(model, counts, self.task)
                 candidates.append(Candidate(Visit(c, statistics=self.statistics(progress.kept, c)), model))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
@@ -328,7 +338,7 @@ class Simulation(Experiment):
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
-        model = self.own_model(kept)
+        model = self.own_model(kept, self._counts(client))
         if model is None:
             visits, number = [self.visit(client, kept)], progress.round + 1
             (model,) = self.engine.personal(number, progress.server, visits, is_tuned=self.is_tuned)

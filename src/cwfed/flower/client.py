@@ -124,7 +124,7 @@ class Worker:
             metrics["epsilon"] = epsilon
         if measure and not self.blueprint.is_tuned:
             now = replace(visit, statistics=visited.statistics)
-            whole = self.algorithm.shown(trained | visited.statistics)
+            whole = self.blueprint.after_training(trained | visited.statistics, self._counts(client))
             metrics |= self._measure("trained", Candidate(now, whole))
         names = self.algorithm.uploaded(tuple(trained), self.blueprint.task)
         content = RecordDict({"metrics": MetricRecord(metrics)})
@@ -156,7 +156,7 @@ class Worker:
         kept, number = self._kept(client, accepted), round_ + 1
         visit = self.blueprint.visit(client, kept, got)
         metrics = self._measure("received", Candidate(visit), number)
-        trained = self.blueprint.own_model(kept)
+        trained = self.blueprint.own_model(kept, self._counts(client))
         if self.blueprint.is_tuned:
             metrics |= self._measure("trained", Candidate(visit, is_tuned=True), number)
         elif kept_too and trained is not None:
@@ -174,6 +174,11 @@ class Worker:
         return score_to(phase, score, self.blueprint.metrics, self._tell_sums)
 
     # --- what stays here
+
+    def _counts(self, client: int) -> list[float]:
+        """n_ij: the client's training samples by class."""
+        counts: list[float] = self.federation.class_counts(client).tolist()
+        return counts
 
     def folder(self, client: int) -> Path | None:
         """Where a client's state and model are; None where nothing is kept."""
@@ -326,30 +331,30 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
     @app.train(mods=[past_the_mods, clip_if_told, *mods, stop_at_problems])
     def train(message: Message, context: Context) -> Message:
         def work(site: Site, worker: WorkerOf) -> RecordDict:
-            task = Task.read(message.content)
-            here = worker(task.client, task.run)
+            order = Order.read(message.content)
+            here = worker(order.client, order.run)
             got = wire.download_from(message.content, here.forms)
-            content = here.train(task.client, task.round, task.accepted, got, bool(task.told["measure"]))
-            return with_news(content, task.told, describe(site.name, here, task.client, site.tell_histogram))
+            content = here.train(order.client, order.round, order.accepted, got, bool(order.told["measure"]))
+            return with_news(content, order.told, describe(site.name, here, order.client, site.tell_histogram))
 
         return answer(message, context, work)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         def work(site: Site, worker: WorkerOf) -> RecordDict:
-            task = Task.read(message.content)
-            here = worker(task.client, task.run)
+            order = Order.read(message.content)
+            here = worker(order.client, order.run)
             got = wire.download_from(message.content, here.forms)
-            told = task.told
+            told = order.told
             content = here.evaluate(
-                task.client, task.round, task.accepted, got, bool(told["kept"]), bool(told["keep"])
+                order.client, order.round, order.accepted, got, bool(told["kept"]), bool(told["keep"])
             )
-            if told["keep"] and _is_node(context) and (folder := here.folder(task.client)):
+            if told["keep"] and _is_node(context) and (folder := here.folder(order.client)):
                 log.info(
                     '%s is client %d; its model of round %d: cwfed.load_model("%s", client=%d)',
-                    *(site.name, task.client, task.round, folder, task.client),
+                    *(site.name, order.client, order.round, folder, order.client),
                 )
-            return with_news(content, told, describe(site.name, here, task.client, site.tell_histogram))
+            return with_news(content, told, describe(site.name, here, order.client, site.tell_histogram))
 
         return answer(message, context, work)
 
@@ -388,7 +393,7 @@ def clip_if_told(message: Message, context: Context, call_next: ClientAppCallabl
 
 
 @dataclass(frozen=True)
-class Task:
+class Order:
     """What a node is told to do: for which client, of which federation, in which round."""
 
     client: int
@@ -399,7 +404,7 @@ class Task:
     told: ConfigRecord
 
     @classmethod
-    def read(cls, content: RecordDict) -> Task:
+    def read(cls, content: RecordDict) -> Order:
         """From a message. A node does not trust the server, either: a run is named by digits, never by a path."""
         told = wire.texts(content, "told")
         client, round_, accepted, run = (told.get(name) for name in ("client", "round", "accepted", "run"))

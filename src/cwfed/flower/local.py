@@ -16,11 +16,11 @@ from cwfed.core.errors import RunError
 from cwfed.core.events import Event, from_json
 from cwfed.federation.config import Config
 from cwfed.federation.experiment import deal
+from cwfed.federation.settings import flat
 from cwfed.flower import keys, programs
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.programs import Programs, free_port, supernode
 from cwfed.flower.project import read_plan, with_most_samples, write_project
-from cwfed.runs.folder import flat
 
 LOOK_EVERY = 4.0
 """Seconds between two questions how a run is: each starts a process of Flower's."""

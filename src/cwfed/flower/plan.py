@@ -18,10 +18,10 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from cwfed.core.errors import ConfigError
 from cwfed.federation import config as configs
 from cwfed.federation import guard
-from cwfed.federation.config import Config, Section
+from cwfed.federation.config import Config
 from cwfed.federation.experiment import Blueprint
+from cwfed.federation.settings import Section, flat
 from cwfed.models import InputShape
-from cwfed.runs import folder
 
 NORM_BOUND = 2.0
 """`guard.norm_bound` of a federation whose settings do not name it (docs/security.md has what it is worth and costs)."""
@@ -126,7 +126,7 @@ class Plan:
 
     def table(self) -> dict[str, str | int | float | bool]:
         """The settings as `of` reads them, complete."""
-        nested = folder.flat(self.config.model_dump()) | {
+        nested = flat(self.config.model_dump()) | {
             f"federation.{key}": value for key, value in self.federation.model_dump().items()
         }
         return {
@@ -154,7 +154,7 @@ class Plan:
     def fingerprint(self) -> str:
         """A hash of everything that results depend on."""
         facts: list[Any] = [
-            folder.experiment(self.config),
+            self.config.fingerprint,
             self.federation.shape,
             self.federation.classes,
             self.clients,

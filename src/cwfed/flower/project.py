@@ -12,8 +12,8 @@ import tomli_w
 
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.federation.config import Config
+from cwfed.federation.settings import flat
 from cwfed.flower.plan import Plan
-from cwfed.runs.folder import flat
 
 SERVER = '''"""The server: any algorithm of cwfed, as [tool.flwr.app.config] in pyproject.toml says."""
 

@@ -28,15 +28,15 @@ from cwfed.core.types import Params
 from cwfed.engine import cores
 from cwfed.federation.config import Config, from_table
 from cwfed.federation.experiment import Experiment
-from cwfed.federation.portrait import portray
-from cwfed.federation.rounds import FinalModels, Progress, correlation, is_over, mean
+from cwfed.federation.rounds import FinalModels, Progress, is_over
 from cwfed.federation.simulation import Simulation
 from cwfed.flower.client import KEPT, Site, Worker, WorkerOf, make_app
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.runs.checkpoint import Checkpoints
-from cwfed.runs.session import Runner, Summary
+from cwfed.runs.session import Runner
+from cwfed.runs.summary import Summary
 
 
 class SimulatedRun(FederatedRun):
@@ -60,26 +60,16 @@ class SimulatedRun(FederatedRun):
 
     def _completed(self, after: Progress, event: Round) -> Round:
         """The event with what only somebody knows who has all the data."""
-        simulation = self.simulation
-        is_last = is_over(self.config, after)
         phases = {
             phase: replace(found, clients=None, samples=None)
             for phase in ("received", "trained")
             if (found := getattr(event, phase)) is not None
         }
-        event = replace(event, **phases, spent=simulation.spent(event.round) if is_last else None)
-        up = self.strategy.opened.closed.uploads
-        if up is None:
-            return event
-        models = up.models | self._not_uploaded(after, up.clients)
-        p, estimate = simulation.distributions(up.clients, models)
-        return replace(
-            event,
-            correlation=correlation(p, estimate),
-            distance=mean((p - estimate).norm(dim=1).tolist()),
-            leaks=simulation.leaks(up, self.strategy.sent),
-            portrait=portray(simulation, self.complete(after), up.clients, models) if is_last else None,
-        )
+        up, event = self.strategy.opened.closed.uploads, replace(event, **phases)
+        models = up.models | self._not_uploaded(after, up.clients) if up else {}
+        if is_over(self.config, after):
+            after = self.complete(after)
+        return self.simulation.with_all_data(event, after, up, models, self.strategy.sent)
 
     def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
         """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""

@@ -25,7 +25,7 @@ from pydantic import ValidationError, field_validator
 
 from cwfed.core import files
 from cwfed.core.errors import CwfedError, RunError
-from cwfed.federation.config import Section
+from cwfed.federation.settings import Section
 from cwfed.flower import keys, logs, programs
 from cwfed.flower.gate import signatures_of
 from cwfed.flower.programs import Programs, answers, supernode

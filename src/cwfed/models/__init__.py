@@ -13,12 +13,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
 from cwfed.core.plugins import load_object, why
+from cwfed.core.shape import InputShape
 from cwfed.core.types import Norm, Params, Task
 from cwfed.models.cnn import CNN
 from cwfed.models.fasttext import FastText
 from cwfed.models.mlp import MLP
 from cwfed.models.resnet18 import ResNet18
-from cwfed.models.shape import InputShape
 
 Builder = Callable[..., nn.Module]
 
@@ -133,17 +133,27 @@ def attach(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
     return network
 
 
-def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A module that only has these parameters, for `attach`; a name with dots is a place in it."""
+def holder(tensors: Mapping[str, Tensor], statistics: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A module that only has these parameters (and buffers, for running statistics), for `attach`; a name with dots is a
+    place in it.
+    """
     root = nn.Module()
-    for name, tensor in tensors.items():
+
+    def place(name: str) -> tuple[nn.Module, str]:
         *path, last = name.split(".")
         at = root
         for part in path:
             if part not in at._modules:
                 at.add_module(part, nn.Module())
             at = at.get_submodule(part)
+        return at, last
+
+    for name, tensor in tensors.items():
+        at, last = place(name)
         at.register_parameter(last, nn.Parameter(tensor))
+    for name, tensor in (statistics or {}).items():
+        at, last = place(name)
+        at.register_buffer(last, tensor)
     return root
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cwfed.core.errors import ConfigError
-from cwfed.models.shape import InputShape, image_size
+from cwfed.core.shape import InputShape, image_size
 
 
 class CNN(nn.Module):

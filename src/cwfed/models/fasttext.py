@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cwfed.core.errors import ConfigError
-from cwfed.models.shape import InputShape
+from cwfed.core.shape import InputShape
 
 
 class FastText(nn.Module):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cwfed.core.errors import ConfigError
-from cwfed.models.shape import InputShape
+from cwfed.core.shape import InputShape
 
 
 class MLP(nn.Module):

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cwfed.core.errors import ConfigError
+from cwfed.core.shape import InputShape, image_size
 from cwfed.models.conv import Conv2d
-from cwfed.models.shape import InputShape, image_size
 
 
 class Block(nn.Module):

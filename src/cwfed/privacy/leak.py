@@ -6,6 +6,8 @@ Pure. An estimate is one row of K shares a participant, p~; the truth is p, the 
     change   the change of the output bias from what was sent, less its smallest entry, normalised. The bias's gradient is
              softmax_j - [y = j], so training adds about steps * lr * (p_j - mean softmax_j): where the model sent out is
              undecided, that is p_j and a constant. (Without a bias: the row sums, as the features behind a ReLU are >= 0.)
+    lengths  the lengths of the output rows' changes, normalised: what `owners = "updates"` weighs rows by. A row of a class that the client has is
+             pulled by its samples; with a balanced loss the others hardly move.
     sent     class counts that the algorithm itself sends up: nothing is left to infer.
 """
 
@@ -33,6 +35,7 @@ def estimates(uploaded: Params, sent: Params | None, extras: Params, task: Task)
         found["norms"] = mixing.norm_distribution(uploaded[weight].double())
         if sent is not None:
             change = {name: uploaded[name].double() - sent[name].double() for name in sent}
+            found["lengths"] = mixing.norm_distribution(change[weight])
             found["change"] = above_least(change[bias] if bias in change else change[weight].sum(2))
     if "class_counts" in extras:
         counts = extras["class_counts"].double()

@@ -22,6 +22,7 @@ from cwfed.report.tables import markdown_table
 ESTIMATES = {
     "norms": "row norms of the uploaded output layer, cwFedAvg's p~",
     "change": "change of the output bias from what was sent",
+    "lengths": "lengths of the output rows' changes from what was sent",
     "sent": "class counts that the algorithm sends",
 }
 HEADER = ("run", "accuracy", "estimate", "round", "error", "samples", "rank", "AUC", "found", "mistaken")
@@ -102,7 +103,7 @@ def _why_not(record: RunRecord) -> str:
 
 def _lines(label: str, record: RunRecord) -> list[Line]:
     guess = _guess(record)
-    fixed = (label, str(record.path), record.summary["reported"]["accuracy"])
+    fixed = (label, str(record.path), record.summary.reported.accuracy)
     return [line for r in record.rounds for line in _in_round(r, fixed, guess)]
 
 

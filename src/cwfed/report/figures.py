@@ -267,8 +267,8 @@ def clients(group: Group) -> Figure:
 
 def classes(group: Group) -> Figure | None:
     """The recall of each class under each method, over all clients."""
-    found = [(m.label, r.summary["per_class"]["recall"]) for m, r in zip(group.methods, group.records, strict=True)
-             if "per_class" in r.summary]  # fmt: skip
+    found = [(m.label, r.summary.per_class.recall) for m, r in zip(group.methods, group.records, strict=True)
+             if r.summary.per_class]  # fmt: skip
     if not found:
         return None
     values = np.array([[np.nan if v is None else 100 * v for v in recalls] for _, recalls in found])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -21,9 +21,10 @@ from cwfed.core.files import sha256
 from cwfed.core.metrics import BUILT_IN, is_share
 from cwfed.core.types import Phase
 from cwfed.data import classes_held_by_nobody
-from cwfed.federation.config import Config
-from cwfed.runs.folder import FREE_TO_CHANGE, RunFolder, experiment, flat
-from cwfed.runs.summary import aggregate
+from cwfed.federation.config import FREE_TO_CHANGE, Config
+from cwfed.federation.settings import flat
+from cwfed.runs.folder import RunFolder
+from cwfed.runs.summary import Summary, aggregate
 
 Horizontal = Literal["round", "bytes", "seconds"]
 Vertical = Literal[
@@ -73,7 +74,7 @@ class RunRecord:
     config: Config
     started: Started
     rounds: list[Round]
-    summary: dict[str, Any]
+    summary: Summary
     manifest: dict[str, Any]
 
     @property
@@ -99,7 +100,7 @@ class RunRecord:
     @property
     def notes(self) -> list[str]:
         """What a reader of its numbers should know; runs of earlier versions did not say which classes nobody holds."""
-        found = list(self.summary.get("notes", []))
+        found = list(self.summary.notes)
         if self.histogram.size:
             about, chosen = self.manifest["data"], self.config.data
             held = int(self.histogram.sum())
@@ -138,7 +139,7 @@ class RunRecord:
 
     def client_accuracies(self) -> dict[int, float]:
         """Test accuracy of each client in the best round, of the reported phase."""
-        return {int(client): value for client, value in self.summary["per_client"]["accuracies"].items()}
+        return {int(client): value for client, value in self.summary.per_client.accuracies.items()}
 
     def settings(self) -> dict[str, Any]:
         """All settings that decide the results, flat; the seed is not among them."""
@@ -160,8 +161,6 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
     started = next(event for event in happened if isinstance(event, Started))
     rounds = [event for event in happened if isinstance(event, Round)]
     _check_together(folder, config, manifest, started, rounds)
-    peak = summary.get("peak_memory_bytes")
-    summary["peak_memory_bytes"] = peak if isinstance(peak, int) else None
     return RunRecord(
         label or f"{started.algorithm}, seed {started.seed}", folder.path, config, started, rounds, summary, manifest
     )
@@ -191,7 +190,7 @@ def _check_together(
     # the server of a real federation does not know who holds what
     holders = len(manifest["split"]["histogram"]) or started.clients
     shape = (holders, len(manifest["data"]["classes"]))
-    other = manifest.get("experiment", "") not in ("", experiment(config))
+    other = manifest.get("experiment", "") not in ("", config.fingerprint)
     if len(set(facts)) > 1 or shape != (started.clients, started.classes) or other:
         raise RunError(f"{folder.path} is mixed up: its config, manifest and events are of different runs")
     last = rounds[-1].round if rounds[-1].stopped else config.train.rounds
@@ -271,7 +270,7 @@ class Method:
     """Mean and standard deviation of what the table shows."""
 
     def __post_init__(self) -> None:
-        summaries = [record.summary | {"notes": record.notes} for record in self.records]
+        summaries = [replace(record.summary, notes=record.notes) for record in self.records]
         object.__setattr__(self, "row", aggregate(self.label, summaries))
 
     @property

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
-from cwfed.federation.config import parse_value
+from cwfed.federation.config import current_name, parse_value
+from cwfed.federation.settings import flat
 from cwfed.report.finished import folders, read_run
 from cwfed.report.tables import duration
-from cwfed.runs.folder import RunFolder, flat
+from cwfed.runs.folder import RunFolder
 
 SORTABLE = ("folder", "accuracy", "rounds", "seconds", "started")
 
@@ -66,10 +67,8 @@ def _look(path: Path) -> Listed:
         run = read_run(path)
     except CwfedError as error:
         return Listed(path, "damaged", settings, why=str(error))
-    reported, seconds = run.summary["reported"]["accuracy"], run.summary["seconds"]["total"]
-    return Listed(
-        path, "finished", settings, run.summary["rounds"], reported, seconds, run.manifest.get("started", "")
-    )
+    reported, seconds = run.summary.reported.accuracy, run.summary.seconds["total"]
+    return Listed(path, "finished", settings, run.summary.rounds, reported, seconds, run.manifest.get("started", ""))
 
 
 def _has_events(path: Path) -> bool:
@@ -82,6 +81,7 @@ def select(runs: Sequence[Listed], where: Sequence[str], sort: str) -> list[List
     found = list(runs)
     for condition in where:
         key, equals, text = condition.partition("=")
+        key = current_name(key)
         if not equals:
             raise ConfigError(f"--where {condition!r} must look like section.key=value")
         if key != "state" and key not in known:

@@ -93,10 +93,10 @@ def _method(method: Method, record: RunRecord, is_aligned: bool, own: Sequence[s
         "label": method.label,
         "series": {y: _series(method, y) for y in (*get_args(Vertical), *own)},
         "clients": {"id": list(accuracies), "accuracy": [_short(100 * a) for a in accuracies.values()]},
-        "recall": record.summary.get("per_class", {}).get("recall"),
+        "recall": record.summary.per_class and record.summary.per_class.recall,
         "portrait": portrait and dataclasses.asdict(portrait) | {"participants": record.rounds[-1].participants},
         "traffic": record.summary["traffic"],
-        "seconds": {k: v for k, v in record.summary["seconds"].items() if k != "total"},
+        "seconds": {k: v for k, v in record.summary.seconds.items() if k != "total"},
     }
 
 

@@ -9,6 +9,7 @@ from cwfed import algorithms, models
 from cwfed.data.sources import HUB
 from cwfed.federation import cost
 from cwfed.federation.config import Config
+from cwfed.federation.settings import flat
 from cwfed.models import InputShape
 from cwfed.report.finished import RunRecord
 from cwfed.reproduce import protocol
@@ -17,7 +18,6 @@ from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item, Row, Setup
 from cwfed.reproduce.verdict import Cell, Claim, Pairs, Value, judge, leader_claims, order_claim, parse
 from cwfed.runs import summary
-from cwfed.runs.folder import flat
 
 
 def accuracy(item: Item, workshop: Workshop) -> Outcome:

@@ -24,10 +24,10 @@ from torch.func import functional_call
 
 from cwfed.core import losses, mixing
 from cwfed.core.rng import stream, torch_stream
+from cwfed.core.shape import InputShape
 from cwfed.core.types import Params
 from cwfed.federation.rounds import one_compute_thread
 from cwfed.models.mlp import MLP
-from cwfed.models.shape import InputShape
 from cwfed.reproduce.verdict import Claim
 
 COUNTS = ((2700, 300), (200, 1800), (500, 500))

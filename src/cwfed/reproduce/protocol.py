@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cwfed.federation.config import Config
+from cwfed.federation.settings import flat
 from cwfed.reproduce.spec import Setup
-from cwfed.runs.folder import flat
 
 SECTIONS = ("data", "model", "train")
 """Where scales differ; how a run is carried out does not change its results."""

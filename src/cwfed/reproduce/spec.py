@@ -12,7 +12,8 @@ from pydantic import Field
 
 from cwfed.core.errors import ConfigError, did_you_mean
 from cwfed.federation import config as configs
-from cwfed.federation.config import Config, Section
+from cwfed.federation.config import Config
+from cwfed.federation.settings import Section
 from cwfed.runs.compare import Entry
 
 Scale = Literal["smoke", "small", "paper"]

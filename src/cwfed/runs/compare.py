@@ -35,9 +35,10 @@ def parse_entries(text: str, config: Config) -> list[Entry]:
     for item in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):  # not inside brackets
         # a setting is separated by a colon too, so the user's own "module:Class" is taken off first
         name, *rest = item.split(":")
-        if rest and "=" not in rest[0]:
+        while rest and "=" not in rest[0] and name.count(":") <= name.count("+"):
             name, rest = f"{name}:{rest[0]}", rest[1:]
-        settings = dict(config.algorithm) if name == config.algorithm_name else {"name": name}
+        is_own = algorithms.canonical(name) == config.algorithm_name
+        settings = dict(config.algorithm) if is_own else {"name": name}
         for part in rest:
             key, equals, value = part.partition("=")
             if not equals:

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -24,63 +25,14 @@ from cwfed.core import events, files
 from cwfed.core.errors import RunError
 from cwfed.core.events import Event
 from cwfed.federation import config as configs
-from cwfed.federation.config import Config
+from cwfed.federation.config import FREE_TO_CHANGE, Config
 from cwfed.federation.manifest import Facts
 from cwfed.federation.rounds import Progress, from_tree, to_tree
+from cwfed.federation.settings import flat
 from cwfed.runs import saved_models
 from cwfed.runs.checkpoint import Checkpoints, load
 from cwfed.runs.saved_models import Models
-from cwfed.runs.summary import summarise
-
-ADDED_LATER = {
-    "data.split_seed": -1,
-    "train.precision": "fp32",
-    "guard.least": 1,
-    "guard.most_samples": 10**9,
-    "guard.norm_bound": 0.0,
-    "adversary.clients": 0,
-    "adversary.attack": "class-capture",
-    "adversary.strength": 100.0,
-    "adversary.target": 0,
-    "algorithm.class_cap": 1.0,
-    "algorithm.robust": "mean",
-    "algorithm.trim": 0.1,
-    "privacy.norms": "exact",
-    "privacy.norm_noise": 0.5,
-    "privacy.norm_levels": 2,
-    "privacy.dp": "off",
-    "privacy.dp_clip": 1.0,
-    "privacy.dp_noise": 1.0,
-    "privacy.dp_delta": 1e-5,
-    "privacy.dp_histogram": 0.0,
-    "privacy.dp_budget": 0.0,
-    "data.augment": "none",
-    "train.optimizer": "sgd",
-    "train.momentum": 0.0,
-    "train.nesterov": False,
-    "train.weight_decay": 0.0,
-    "train.keep_optimizer": False,
-    "train.schedule": "constant",
-    "train.decay": 0.1,
-    "train.decay_every": 100,
-    "train.warm_up": 0,
-    "train.clip": 0.0,
-    "train.label_smoothing": 0.0,
-    "run.metrics": [],
-    "run.pick": "accuracy",
-    "run.patience": 0,
-}
-"""Settings that older runs do not have: at these values they mean what was done then."""
-FREE_TO_CHANGE = {
-    "run.engine",
-    "run.workers",
-    "run.compile",
-    "run.device",
-    "run.checkpoint_seconds",
-    "run.save_models",
-    "privacy.dp_budget",
-}
-"""Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
+from cwfed.runs.summary import Summary, summarise
 
 _EVENTS_SUM = "events_sha256"
 _SHARED, _TAIL = "events_shared", "events_tail"
@@ -193,24 +145,23 @@ class RunFolder:
 
     # --- the summary
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """The last file of a run: it is finished when this is there."""
-        self.write_json("summary.json", summary | {_EVENTS_SUM: self.mark().sha256})
+        self.write_json("summary.json", summary.to_dict() | {_EVENTS_SUM: self.mark().sha256})
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The summary of a finished run, which must be the one that its events give."""
         return self.result()[0]
 
-    def result(self) -> tuple[dict[str, Any], list[Event]]:
+    def result(self) -> tuple[Summary, list[Event]]:
         """The summary of a finished run, and its events: not those of rounds that it was given since."""
         stored = self._stored()
         content = self._content(stored)
-        for key in (_SHARED, _TAIL):
-            stored.pop(key, None)
-        sealed = stored.pop(_EVENTS_SUM, None)  # earlier versions wrote none
+        sealed = stored.get(_EVENTS_SUM)  # earlier versions wrote none
         happened = events.parse(content, self.path / "events.jsonl")
         try:
-            given = json.loads(json.dumps(summarise(happened)))
+            summary = summarise(happened)
+            given = json.loads(summary.to_json())
         except (ValueError, TypeError, IndexError, ZeroDivisionError, AssertionError) as error:
             raise RunError(f"{self.path} is damaged: its events contradict each other ({error})") from None
         for key, value in given.items():
@@ -218,7 +169,13 @@ class RunFolder:
                 raise RunError(f"{self.path} is damaged: its events do not match its summary ({key} differs)")
         if sealed and sealed != files.sha256(content):
             raise RunError(f"{self.path / 'events.jsonl'} is damaged: it is not as it was when the run finished")
-        return stored, happened
+        # what no event says: how much memory it took
+        peak, of = stored.get("peak_memory_bytes"), stored.get("peak_memory_of")
+        return replace(
+            summary,
+            peak_memory_bytes=peak if isinstance(peak, int) else None,
+            peak_memory_of=of if isinstance(of, str) else "",
+        ), happened
 
     def rounds_done(self) -> int:
         """How many rounds the result here has; 0 where there is none yet."""
@@ -257,7 +214,8 @@ class RunFolder:
         done = self.rounds_done()
         for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
             mine, there = ours.get(key), theirs.get(key)
-            if mine == there or (key == "train.rounds" and _fits(mine, there, done)):
+            may_grow = key in configs.SETTINGS and configs.SETTINGS[key].changes == "length"
+            if mine == there or (may_grow and _fits(mine, there, done)):
                 continue
             raise RunError(
                 f"{self.path} holds another experiment: {key} is {there!r} there and {mine!r} here; "
@@ -297,7 +255,7 @@ class RunFolder:
         With it goes the progress of the round that validation has picked so far, where its models are to be saved.
         """
         os.fsync(self._log().fileno())
-        facts = {"events": mark.length, _EVENTS_SUM: mark.sha256, "experiment": experiment(self.config())}
+        facts = {"events": mark.length, _EVENTS_SUM: mark.sha256, "experiment": self.config().fingerprint}
         if picked:
             facts["picked"] = None if picked is progress else to_tree(picked)
         self.checkpoints.save(progress.round, to_tree(progress) | facts)
@@ -362,7 +320,7 @@ class RunFolder:
                 raise TypeError("its numbers are none")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
-        if experiment_then != experiment(config):
+        if experiment_then != config.fingerprint:
             raise RunError(f"the checkpoints in {self.path} do not match its config.toml, which was changed since")
         content = files.read_bytes(path) if path.exists() else b""
         if not 0 <= length <= len(content):
@@ -403,20 +361,3 @@ def _picked(tree: Any) -> Progress | None:
 def _fits(wanted: Any, before: Any, done: int) -> bool:
     """Rounds may become more, or be those of the result that is there."""
     return bool(wanted > before or wanted == done)
-
-
-def experiment(config: Config) -> str:
-    """A hash of all settings that a resumed run must share."""
-    settings = {k: v for k, v in flat(config.model_dump()).items() if k not in FREE_TO_CHANGE | {"train.rounds"}}
-    for key, value in ADDED_LATER.items():
-        if settings.get(key) == value:
-            del settings[key]
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found

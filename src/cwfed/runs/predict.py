@@ -109,6 +109,8 @@ def load_model(
         kept = set(algorithm.keeps((*initial, *statistics), models.task_of(network, 1, len(names))))
         stays = {name: w for name, w in (initial | statistics).items() if name in kept}
         params = (statistics if config.train.batch_norm == "local" else {}) | stays | params
+        if class_counts is not None:
+            params = algorithm.predictor(params, class_counts, models.task_of(network, 1, len(names)))
     try:
         missing, unexpected = network.load_state_dict(params, strict=False)
     except (RuntimeError, AttributeError, TypeError) as error:

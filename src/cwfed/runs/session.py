@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cwfed.core import plugins
-from cwfed.core.errors import ConfigError, RunError, did_you_mean
+from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Event, Newcomers, Note, PhaseResult, Round, Started
 from cwfed.federation.config import Config, from_table
 from cwfed.federation.manifest import Facts, changed
 from cwfed.federation.rounds import FinalModels, Progress
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import memory
-from cwfed.runs.folder import Restored, RunFolder, experiment
-from cwfed.runs.summary import pick, summarise
+from cwfed.runs.folder import Restored, RunFolder
+from cwfed.runs.summary import Summary, pick, summarise
 from cwfed.runs.track import tracking
 
 MODELS_LIMIT = 2**30
@@ -26,8 +27,6 @@ MODELS_LIMIT = 2**30
 
 RESUMED = "resumed"
 """How notes begin that say why a run's config alone may not give its bits again."""
-
-Summary = dict[str, Any]
 
 
 def run(
@@ -38,18 +37,14 @@ def run(
     data_dir: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     track: Sequence[str] = (),
-    backend: str = "simulator",
+    backend: Backend | None = None,
 ) -> Summary:
-    """Carry out an experiment and give its summary; with `out`, leave a run folder there.
+    """Carry out an experiment and give its summary; `cwfed.run` explains the arguments.
 
-    `config` may be nested dicts, such as {"train": {"rounds": 20}}.
-    With `resume` the run in `out` goes on after its last checkpoint, or starts if there is none; a finished
-    one is only read. `config` may then be left out. `on_event` is called with everything that happens; `track`
-    names clients that follow a run with a folder live: tensorboard, wandb, mlflow. The backend `flower` runs the
-    same experiment through Flower's simulation engine (Ray) instead of in this process.
+    `backend` makes what carries the experiment out; by default it is the simulator, in this process.
     """
     config = _as_config(config)
-    carry_out = _backend(backend, data_dir)
+    carry_out = backend or (lambda config, _, use: use(Simulation(config, data_dir)))
     if out is None:
         if track:
             raise RunError("only a run with an output folder can be tracked: give its folder as --out")
@@ -126,9 +121,9 @@ def _summary(folder: RunFolder) -> Summary:
 
 
 def _more_to_do(folder: RunFolder, config: Config, summary: Summary) -> bool:
-    stopped = "stopped" in summary  # by its patience: more rounds would not be made
-    more_rounds = config.train.rounds > summary["rounds"] and not stopped
-    is_whole = stopped or folder.config().train.rounds == summary["rounds"]  # and not on its way to more rounds
+    stopped = bool(summary.stopped)  # by its patience: more rounds would not be made
+    more_rounds = config.train.rounds > summary.rounds and not stopped
+    is_whole = stopped or folder.config().train.rounds == summary.rounds  # and not on its way to more rounds
     return more_rounds or (config.run.save_models == "all" and is_whole and not folder.models.exists())
 
 
@@ -169,16 +164,6 @@ class Runner(Protocol):
 
 Backend = Callable[[Config, Path | None, Callable[[Runner], Summary]], Summary]
 """Makes a runner for a config (and a run folder) and has something done with it."""
-
-
-def _backend(name: str, data_dir: str | None) -> Backend:
-    if name == "flower":
-        from cwfed.flower.ray_backend import on_flower
-
-        return partial(on_flower, data_dir)
-    if name != "simulator":
-        raise ConfigError(f"unknown backend {name!r}: {did_you_mean(name, ('simulator', 'flower'))}")
-    return lambda config, _, use: use(Simulation(config, data_dir))
 
 
 def _in_memory(simulation: Runner, on_event: Callable[[Event], None]) -> Summary:
@@ -279,9 +264,7 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
         if joined := simulation.welcome(progress):
             tell(joined)
         _save_models(folder, simulation, progress, picked, tell)
-        summary = summarise(folder.events())
-        summary["peak_memory_bytes"] = memory.peak()
-        summary["peak_memory_of"] = memory.since()
+        summary = replace(summarise(folder.events()), peak_memory_bytes=memory.peak(), peak_memory_of=memory.since())
         folder.write_summary(summary)
         return summary
     finally:
@@ -291,7 +274,7 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
 def _picked_before(folder: RunFolder, started: Started, progress: Progress | None) -> Picked:
     """What validation picked before the run was broken off; of its progress, what the checkpoint has."""
     happened = [event for event in folder.events() if isinstance(event, Round)]
-    found = pick(happened, started.phase, started)["validated"]
+    found = pick(happened, started.phase, started).validated
     if found is None:
         return Picked()
     worth = started.worth(found[1].held_out(started.pick))
@@ -301,7 +284,7 @@ def _picked_before(folder: RunFolder, started: Started, progress: Progress | Non
 def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Restored, list[str]]:
     """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
     config = simulation.config
-    facts = simulation.manifest() | {"experiment": experiment(config), "code": plugins.sources(config.code())}
+    facts = simulation.manifest() | {"experiment": config.fingerprint, "code": plugins.sources(config.code())}
     words = facts.pop("words", None)
     restored, notes = Restored(None, None, []), list[str]()
     if folder.exists:  # nothing is changed before all of it is known to fit

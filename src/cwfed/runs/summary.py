@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -15,31 +18,221 @@ from cwfed.core.types import PHASES, Phase
 
 PICKINGS = ("best", "validated", "last")
 
-Picks = dict[str, tuple[int, PhaseResult] | None]
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class ByPicking(Generic[T]):
+    """Something for each way of picking a round; None where no round can be picked that way."""
+
+    best: T | None
+    """On test data, as papers report it."""
+    validated: T | None
+    """On held-out data."""
+    last: T | None
+
+    def map(self, change: Callable[[T], U | None]) -> ByPicking[U]:
+        """The same made into something else."""
+        found = (None if one is None else change(one) for one in (self.best, self.validated, self.last))
+        return ByPicking(*found)
+
+
+@dataclass(frozen=True)
+class ByPhase(Generic[T]):
+    """Something of the models as clients receive them, and of those after local training."""
+
+    received: T
+    trained: T
+
+    def of(self, phase: Phase) -> T:
+        """By the phase's name."""
+        return self.trained if phase == "trained" else self.received
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The number that stands for the run: of the algorithm's own phase, in the round that is best on test data."""
+
+    accuracy: float
+    phase: Phase
+    picking: str
+    round: int
+    metric: str = ""
+    """What rounds are picked by, where it is not the accuracy."""
+    value: float | None = field(default=None, metadata={"together_with": "metric"})
+    """Of that metric."""
+
+
+@dataclass(frozen=True)
+class OverClients:
+    """A metric over the clients, each of which counts the same; None where no client has a value."""
+
+    mean: float | None
+    std: float | None
+    worst_decile: float | None
+    """The mean of the worst tenth of the clients."""
+    values: dict[str, float]
+    """By client."""
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """The accuracy over the clients in the reported round, each of which counts the same."""
+
+    mean: float
+    std: float
+    worst_decile: float
+    """The mean of the worst tenth of the clients."""
+    accuracies: dict[str, float]
+    """By client."""
+    metrics: dict[str, OverClients] = field(default_factory=dict)
+    """The other metrics by name."""
+
+
+@dataclass(frozen=True)
+class ClassResults:
+    """Each class in the reported round, one value per class; None where it has no test samples."""
+
+    samples: list[int]
+    recall: list[float | None]
+    precision: list[float | None]
+    f1: list[float | None]
+    loss: list[float | None]
+
+
+@dataclass(frozen=True)
+class NewcomerResults:
+    """Accuracy of the models of clients that never took part."""
+
+    clients: list[int]
+    histogram: float
+    uniform: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes sent to clients and by clients."""
+
+    down: int
+    up: int
+
+
+@dataclass(frozen=True)
+class PrivacySpent:
+    """What differential privacy has cost."""
+
+    epsilon: float | None
+    """The largest of any client, which is the guarantee; None is without bound."""
+    delta: float
+    histogram_epsilon: float
+    per_client: dict[str, float | None]
+    known: str = ""
+    """Where the noise comes from and who kept the account."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Summary(Mapping[str, Any]):
+    """A run in numbers: `summary.accuracy.received.best`, or as in summary.json, `summary["accuracy"]["received"]["best"]`."""
+
+    privacy: PrivacySpent | None = None
+    algorithm: str
+    dataset: str
+    seed: int
+    rounds: int
+    """That were carried out."""
+    clients: int
+    parameters: int
+    """Numbers in one model."""
+    accuracy: ByPhase[ByPicking[float]]
+    picked_rounds: ByPhase[ByPicking[int]]
+    reported: Reported
+    per_client: PerClient
+    metrics: ByPhase[dict[str, ByPicking[float]]] | None = None
+    """All metrics beside the accuracy; runs of early versions have none."""
+    per_class: ClassResults | None = None
+    newcomers: NewcomerResults | None
+    correlation: float | None
+    """Of p~ (read from the uploaded output layers) with the true class distributions, in the last round."""
+    loss: float | None
+    """Mean training cross-entropy in the last round."""
+    traffic: Traffic
+    seconds: dict[str, float]
+    """By step, and in `total`."""
+    notes: list[str]
+    """What a reader of the numbers should know."""
+    stopped: str = ""
+    """Why the run ended before all rounds were done."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Updates of each client that the guard left out."""
+    skipped: list[int] = field(default_factory=list)
+    """Rounds that too few good updates were left for."""
+    peak_memory_bytes: int | None = None
+    """Of a run with a folder."""
+    peak_memory_of: str = ""
+    """Whether that is the peak of the run, or of the process that made it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As summary.json says it: what may be changed without changing the summary."""
+        table = _plain(self)
+        assert isinstance(table, dict)
+        return table
+
+    def to_json(self) -> str:
+        """The same as text."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @cached_property
+    def _table(self) -> dict[str, Any]:
+        return self.to_dict()
+
+    def __getitem__(self, key: str) -> Any:
+        return self._table[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+def _plain(value: Any) -> Any:
+    """Dicts, lists, numbers and texts of their own; a field that may be empty is only said where it is not."""
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if _is_said(f, value)}
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _is_said(f: Field[Any], record: Any) -> bool:
+    may_be_empty = f.default is not MISSING or f.default_factory is not MISSING
+    return not may_be_empty or getattr(record, f.metadata.get("together_with", f.name)) not in (None, "", [], {})
+
+
+Picks = ByPicking[tuple[int, PhaseResult]]
 
 
 def pick(rounds: Sequence[Round], phase: Phase, started: Started) -> Picks:
     """The round and result that each picking chooses, by the metric of the run; the first one where several are equal."""
     name, worth = started.pick, started.worth
     results = [(r.round, getattr(r, phase)) for r in rounds if getattr(r, phase) is not None]
-    if not results:
-        return {"best": None, "validated": None, "last": None}
     validated = [found for found in results if found[1].held_out(name) is not None]
-    return {
-        "best": max(results, key=lambda found: worth(found[1].value(name))),
-        "validated": max(validated, key=lambda found: worth(found[1].held_out(name))) if validated else None,
-        "last": results[-1],
-    }
+    return ByPicking(
+        best=max(results, key=lambda found: worth(found[1].value(name)), default=None),
+        validated=max(validated, key=lambda found: worth(found[1].held_out(name)), default=None),
+        last=results[-1] if results else None,
+    )
 
 
-def summarise(events: Sequence[Event]) -> dict[str, Any]:
-    """What `summary.json` says."""
+def summarise(events: Sequence[Event]) -> Summary:
+    """The summary of a run from what happened."""
     started = next((e for e in events if isinstance(e, Started)), None)
     rounds = [e for e in events if isinstance(e, Round)]
     if started is None or not rounds:
         raise RunError("the run has no finished round to summarise")
-    picks = {phase: pick(rounds, phase, started) for phase in PHASES}
-    best = picks[started.phase]["best"]
+    picks = ByPhase(*(pick(rounds, phase, started) for phase in PHASES))
+    best = picks.of(started.phase).best
     if best is None:
         raise RunError("the run has no evaluated round to summarise")
     joined = next((e for e in reversed(events) if isinstance(e, Newcomers)), None)
@@ -47,80 +240,72 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
     for r in rounds:
         seconds.update(r.seconds)
     refused = Counter(client for r in rounds for client in r.refused)
-    skipped = [r.round for r in rounds if r.refused and r.skipped]
     spent = rounds[-1].spent
-    return ({"privacy": _spent(spent)} if spent else {}) | {
-        "algorithm": started.algorithm,
-        "dataset": started.dataset,
-        "seed": started.seed,
-        "rounds": rounds[-1].round,
-        "clients": started.clients,
-        "parameters": started.parameters,
-        "accuracy": {
-            phase: {name: found and found[1].accuracy for name, found in picks[phase].items()} for phase in PHASES
-        },
-        "picked_rounds": {
-            phase: {name: found and found[0] for name, found in picks[phase].items()} for phase in PHASES
-        },
-        "reported": {
-            "accuracy": best[1].accuracy,
-            "phase": started.phase,
-            "picking": "best",
-            "round": best[0],
-            **({"metric": started.pick, "value": best[1].value(started.pick)} if started.pick != "accuracy" else {}),
-        },
-        "per_client": per_client(best[1], started),
-        **_metrics(picks, best[1]),
-        "newcomers": joined and {"clients": joined.clients, "histogram": joined.histogram, "uniform": joined.uniform},
-        "correlation": rounds[-1].correlation,
-        "loss": rounds[-1].loss,
-        "traffic": {"down": sum(r.down for r in rounds), "up": sum(r.up for r in rounds)},
-        "seconds": {**{k: round(v, 3) for k, v in seconds.items()}, "total": round(sum(seconds.values()), 3)},
-        "notes": [e.message for e in events if isinstance(e, Note)],
-        **({"stopped": rounds[-1].stopped} if rounds[-1].stopped else {}),  # before all rounds were done, and why
-        **({"refused": dict(refused)} if refused else {}),  # updates of each client that the guard left out
-        **({"skipped": skipped} if skipped else {}),  # rounds that too few good updates were left for
-    }
+    return Summary(
+        privacy=_spent(spent) if spent else None,
+        algorithm=started.algorithm,
+        dataset=started.dataset,
+        seed=started.seed,
+        rounds=rounds[-1].round,
+        clients=started.clients,
+        parameters=started.parameters,
+        accuracy=ByPhase(*(picks.of(phase).map(lambda found: found[1].accuracy) for phase in PHASES)),
+        picked_rounds=ByPhase(*(picks.of(phase).map(lambda found: found[0]) for phase in PHASES)),
+        reported=_reported(best, started),
+        per_client=per_client(best[1], started),
+        metrics=_metrics(picks, best[1]),
+        per_class=_per_class(best[1]),
+        newcomers=NewcomerResults(joined.clients, joined.histogram, joined.uniform) if joined else None,
+        correlation=rounds[-1].correlation,
+        loss=rounds[-1].loss,
+        traffic=Traffic(sum(r.down for r in rounds), sum(r.up for r in rounds)),
+        seconds={**{k: round(v, 3) for k, v in seconds.items()}, "total": round(sum(seconds.values()), 3)},
+        notes=[e.message for e in events if isinstance(e, Note)],
+        stopped=rounds[-1].stopped,
+        refused=dict(refused),
+        skipped=[r.round for r in rounds if r.refused and r.skipped],
+    )
 
 
-def _metrics(picks: Mapping[Phase, Picks], best: PhaseResult) -> dict[str, Any]:
-    """All metrics beside the accuracy, and each class in the round that is reported; runs of earlier versions have none."""
-    found: dict[str, Any] = {}
-    if best.metrics:
-        found["metrics"] = {
-            phase: {
-                metric: {name: one and one[1].value(metric) for name, one in picks[phase].items()}
-                for metric in (*best.metrics, "loss")
-            }
-            for phase in PHASES
-        }
-    if best.classes:
-        table = best.classes.table()
-        kinds = {
-            "recall": metrics.recall,
-            "precision": metrics.precision,
-            "f1": metrics.f1,
-            "loss": metrics.class_loss,
-        }
-        found["per_class"] = {"samples": best.classes.samples} | {
-            name: [metrics.finite(value) for value in kind(table).tolist()] for name, kind in kinds.items()
-        }
-    return found
+def _reported(best: tuple[int, PhaseResult], started: Started) -> Reported:
+    number, result = best
+    reported = Reported(result.accuracy, started.phase, "best", number)
+    if started.pick == "accuracy":
+        return reported
+    return replace(reported, metric=started.pick, value=result.value(started.pick))
 
 
-def _spent(spent: Spent) -> dict[str, Any]:
-    """The largest epsilon of any client, which is the guarantee; None is without bound."""
+def _metrics(picks: ByPhase[Picks], best: PhaseResult) -> ByPhase[dict[str, ByPicking[float]]] | None:
+    """All metrics beside the accuracy; runs of earlier versions have none."""
+    if not best.metrics:
+        return None
+
+    def of(found: Picks) -> dict[str, ByPicking[float]]:
+        def value(metric: str) -> ByPicking[float]:
+            return found.map(lambda one: one[1].value(metric))
+
+        return {metric: value(metric) for metric in (*best.metrics, "loss")}
+
+    return ByPhase(of(picks.received), of(picks.trained))
+
+
+def _per_class(best: PhaseResult) -> ClassResults | None:
+    """Each class in the round that is reported."""
+    if not best.classes:
+        return None
+    table = best.classes.table()
+    kinds = (metrics.recall, metrics.precision, metrics.f1, metrics.class_loss)
+    found = ([metrics.finite(value) for value in kind(table).tolist()] for kind in kinds)
+    return ClassResults(best.classes.samples, *found)
+
+
+def _spent(spent: Spent) -> PrivacySpent:
     known = [e for e in spent.epsilon.values() if e is not None]
-    return {
-        "epsilon": max(known) if len(known) == len(spent.epsilon) and known else None,
-        "delta": spent.delta,
-        "histogram_epsilon": spent.histogram,
-        "per_client": spent.epsilon,
-        **({"known": spent.known} if spent.known else {}),
-    }
+    largest = max(known) if len(known) == len(spent.epsilon) and known else None
+    return PrivacySpent(largest, spent.delta, spent.histogram, spent.epsilon, spent.known)
 
 
-def per_client(result: PhaseResult, started: Started) -> dict[str, Any]:
+def per_client(result: PhaseResult, started: Started) -> PerClient:
     """Every client counts the same: mean, standard deviation, and the mean of the worst tenth."""
     clients = started.evaluated if result.clients is None else result.clients
     samples = started.test_samples if result.samples is None else result.samples
@@ -129,62 +314,55 @@ def per_client(result: PhaseResult, started: Started) -> dict[str, Any]:
         name: {str(c): value for c, value in zip(clients, values, strict=True) if value is not None}
         for name, values in result.client_metrics.items()
     }
-    return {
-        **_over_clients([accuracy for _, accuracy in pairs]),
-        "accuracies": {str(client): accuracy for client, accuracy in pairs},
-        **(
-            {"metrics": {name: _of_clients(name, values, started) for name, values in others.items()}}
-            if others
-            else {}
-        ),
-    }
-
-
-def _of_clients(name: str, values: dict[str, float], started: Started) -> dict[str, Any]:
-    known = list(values.values())
-    over = (
-        _over_clients(known, name in started.lower_is_better)
-        if known
-        else dict.fromkeys(("mean", "std", "worst_decile"))
+    return PerClient(
+        *_over_clients([accuracy for _, accuracy in pairs]),
+        {str(client): accuracy for client, accuracy in pairs},
+        {name: _of_clients(name, values, started) for name, values in others.items()},
     )
-    return {**over, "values": values}
 
 
-def _over_clients(values: Sequence[float], lower_is_better: bool = False) -> dict[str, float]:
+def _of_clients(name: str, values: dict[str, float], started: Started) -> OverClients:
+    if not values:
+        return OverClients(None, None, None, values)
+    return OverClients(*_over_clients(list(values.values()), name in started.lower_is_better), values)
+
+
+def _over_clients(values: Sequence[float], lower_is_better: bool = False) -> tuple[float, float, float]:
+    """Mean, standard deviation, mean of the worst tenth."""
     ordered = np.sort(values)
     count = max(1, len(values) // 10)
     tenth = ordered[-count:] if lower_is_better else ordered[:count]
-    return {"mean": float(ordered.mean()), "std": float(ordered.std()), "worst_decile": float(tenth.mean())}
+    return float(ordered.mean()), float(ordered.std()), float(tenth.mean())
 
 
-def aggregate(label: str, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def aggregate(label: str, summaries: Sequence[Summary]) -> dict[str, Any]:
     """Mean and standard deviation over seeds of everything the table shows, and all notes of the runs."""
-    reported = summaries[0]["reported"]
-    others = [s.get("metrics", {}).get(reported["phase"], {}) for s in summaries]
+    reported = summaries[0].reported
+    others = [s.metrics.of(reported.phase) if s.metrics else {} for s in summaries]
     return {
         "label": label,
-        "algorithm": summaries[0]["algorithm"],
+        "algorithm": summaries[0].algorithm,
         "accuracy": {
-            phase: {name: spread([s["accuracy"][phase][name] for s in summaries]) for name in PICKINGS}
+            phase: {name: spread([getattr(s.accuracy.of(phase), name) for s in summaries]) for name in PICKINGS}
             for phase in PHASES
         },
         "reported": {
-            "phase": reported["phase"],
-            "picking": reported["picking"],
-            **spread([s["reported"]["accuracy"] for s in summaries]),
+            "phase": reported.phase,
+            "picking": reported.picking,
+            **spread([s.reported.accuracy for s in summaries]),
         },
-        "pick": reported.get("metric", "accuracy"),
+        "pick": reported.metric or "accuracy",
         "metrics": {  # of the reported phase, in its best round
-            name: spread([found[name]["best"] for found in others])
+            name: spread([found[name].best for found in others])
             for name in others[0]
             if all(name in found for found in others)
         },
-        "worst_decile": spread([s["per_client"]["worst_decile"] for s in summaries]),
-        "correlation": spread([s["correlation"] for s in summaries]),
-        "traffic": spread([s["traffic"]["down"] + s["traffic"]["up"] for s in summaries]),
-        "seconds": spread([s["seconds"]["total"] for s in summaries]),
-        "memory": spread([s.get("peak_memory_bytes") for s in summaries]),
-        "notes": list(dict.fromkeys(note for s in summaries for note in s.get("notes", []))),
+        "worst_decile": spread([s.per_client.worst_decile for s in summaries]),
+        "correlation": spread([s.correlation for s in summaries]),
+        "traffic": spread([s.traffic.down + s.traffic.up for s in summaries]),
+        "seconds": spread([s.seconds["total"] for s in summaries]),
+        "memory": spread([s.peak_memory_bytes for s in summaries]),
+        "notes": list(dict.fromkeys(note for s in summaries for note in s.notes)),
     }
 
 

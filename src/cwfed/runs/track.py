@@ -20,7 +20,8 @@ from cwfed.core.events import Event, Newcomers, Note, Round, Started
 from cwfed.core.metrics import finite, recall
 from cwfed.core.terminal import FEW_CLASSES, err, escape
 from cwfed.federation.config import Config
-from cwfed.runs.folder import RunFolder, experiment, flat
+from cwfed.federation.settings import flat
+from cwfed.runs.folder import RunFolder
 
 PROJECT = "cwfed"
 """The project or experiment that runs belong to, where the user's environment names none."""
@@ -328,7 +329,7 @@ def _identity(folder: Path, config: Config) -> str:
     """From the folder, the experiment and, as the manifest has the time, when the run was begun."""
     manifest = folder / "manifest.json"
     begun = files.read_text(manifest) if manifest.exists() else ""
-    parts = (str(folder.resolve()), experiment(config), begun)
+    parts = (str(folder.resolve()), config.fingerprint, begun)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,103 @@
+"""Plug-ins: methods that stand over others, as in "cwfedavg+dbe".
+
+A plug-in is an algorithm whose class sets `plugin`, its name behind a `+`. Every hook that it overrides calls super() and adds its part, so what is beneath it may
+be any method. A combination is a class of its own, made here, with the fields of all its parts:
+
+    "fedavg+prior+owners"   is   class FedAvg+Owners+Prior(Owners, Prior, FedAvg)
+
+The order in which plug-ins are named does not matter: they are sorted, so that one set has one name.
+
+What a plug-in cannot stand over it says itself, in `not_over`: by the name of a method or of a plug-in, or by a hook that it relies on and that
+the method beneath it has replaced; and, by what it derives from, what it needs beneath it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache
+from inspect import get_annotations
+from typing import Any
+
+from cwfed.algorithms.fedavg import FedAvg
+from cwfed.core.errors import ConfigError
+
+JOINT = "+"
+
+
+def canonical(name: str) -> str:
+    """The one name of a combination: its plug-ins sorted."""
+    base, *plugins = name.split(JOINT)
+    return JOINT.join([base, *sorted(plugins)])
+
+
+def parts_of(cls: type[FedAvg]) -> tuple[type[FedAvg], ...]:
+    """The method and the plug-ins that a class is made of; itself where it is no combination."""
+    parts: tuple[type[FedAvg], ...] = vars(cls).get("parts", (cls,))
+    return parts
+
+
+@cache
+def combine(names: tuple[str, ...], classes: tuple[type[FedAvg], ...]) -> type[FedAvg]:
+    """The class of a method (the first of both) with plug-ins over it; always the same one for the same parts."""
+    base, *plugins = classes
+    _check(names, classes)
+    said: dict[str, Any] = {
+        "__doc__": " With ".join([_first_line(base), *(_first_line(plugin) for plugin in plugins)]),
+        "__module__": __name__,
+        "name": JOINT.join(names),
+        "parts": classes,
+        "work": "; ".join(cls.work for cls in classes if cls is base or "work" in vars(cls)),
+        "travels": "; ".join(cls.travels for cls in classes if cls is base or "travels" in vars(cls)),
+    }
+    made = type(JOINT.join(cls.__name__ for cls in classes), (*plugins, base), said)
+    return dataclasses.dataclass(frozen=True)(made)
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").split("\n")[0]
+
+
+def _check(names: Sequence[str], classes: Sequence[type[FedAvg]]) -> None:
+    """One sentence for a combination that makes no sense."""
+    (base, method), *plugins = zip(names, classes, strict=True)
+    whole = JOINT.join(names)
+    for name, plugin in plugins:
+        if not getattr(plugin, "plugin", ""):
+            raise ConfigError(f"{whole}: {name} is no plug-in: its class does not set `plugin`, so it stands alone")
+        for needed in plugin.__mro__[1:-1]:
+            if not (hasattr(needed, "plugin") or issubclass(method, needed)):
+                raise ConfigError(f"{whole}: {name} stands over {getattr(needed, 'name', needed.__name__)} only")
+        if names[1:].count(name) > 1:
+            raise ConfigError(f"{whole}: {name} is named twice")
+        for other, under in ((base, method), *(pair for pair in plugins if pair[0] != name)):
+            if issubclass(under, plugin):
+                raise ConfigError(f"{whole}: {other} has {name} in it already")
+            if why := _why_not(plugin, under, is_method=other == base):
+                raise ConfigError(f"{whole}: {name} cannot stand over {other}: {why}")
+            if shared := _fields(plugin, besides=under) & _fields(under, besides=plugin):
+                setting = min(shared)
+                raise ConfigError(
+                    f"{whole}: {name} and {other} both have a setting {setting!r}: it could not be told whose is meant"
+                )
+
+
+def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_method: bool) -> str:
+    """Why a plug-in cannot stand over what is beneath it; "" where it can.
+
+    Other plug-ins add to hooks and replace none, so only of a method it matters which of them it has of its own.
+    """
+    not_over: Mapping[str, str] = getattr(plugin, "not_over", {})
+    adds = not is_method or hasattr(under, "plugin")
+    for what, why in not_over.items():
+        replaced = not adds and getattr(under, what, None) is not getattr(FedAvg, what, None)
+        if what in (vars(under).get("name"), getattr(under, "plugin", None)) or replaced:
+            return why
+    return ""
+
+
+def _fields(cls: type[FedAvg], besides: type[FedAvg]) -> set[str]:
+    """The settings that a class has from where another one does not have its own from."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    origins = set(cls.__mro__) - set(besides.__mro__)
+    return {name for origin in origins for name in get_annotations(origin) if name in known}
