@@ -12,7 +12,8 @@ import torch
 
 import cwfed
 from cwfed.core import files
-from cwfed.core.errors import RunError
+from cwfed.core.errors import ConfigError, RunError
+from cwfed.federation import config as configs
 from cwfed.runs import checkpoint, saved_models, session
 from cwfed.runs.folder import RunFolder
 from tests.conftest import make_endless, small
@@ -250,3 +251,15 @@ def test_models_are_on_disk_before_they_have_their_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", rename)
     saved(RunFolder(tmp_path), 1.0)
     assert tmp_path.stat().st_ino in secured
+
+
+@pytest.mark.parametrize(
+    ("read", "most"),
+    [(files.read_text, files.MOST_TABLE), (files.read_bytes, files.MOST_BYTES), (configs.load, 2**20)],
+)
+def test_a_file_that_is_too_large_is_not_read(tmp_path, read, most):
+    """Its size is asked for first. This one has a hole in place of its bytes: to read it would take the memory."""
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(most + 1)
+    with pytest.raises((OSError, ConfigError), match=f"it has {most + 1:,} bytes, more than the {most:,}"):
+        read(tmp_path / "large")

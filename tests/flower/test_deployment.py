@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import shlex
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from cwfed.flower.local import LocalFederation, node_name
 from cwfed.flower.programs import free_port
 from cwfed.runs.folder import RunFolder
 from tests import processes
+from tests.flower import page
 
 pytestmark = pytest.mark.federation
 
@@ -189,11 +190,29 @@ def came_back(federation: LocalFederation, name: str, client: int) -> bool:
     return any(client in event.participants for number, event in rounds(federation).items() if number > 2)
 
 
-def test_the_command_tells_how_it_ended_and_goes_on_after_ctrl_c(tmp_path):
-    command = [str(Path(sys.executable).parent / "cwfed"), "flower", "up", "--out", "trial"]
-    settings = [f"--set={setting}" for setting in [*SETTINGS, "train.rounds=2", "run.evaluate_every=2"]]
-    log = tmp_path / "trial" / "server" / "events.jsonl"
-    with processes.running([*command, "--nodes=2", *settings], cwd=tmp_path, stderr=subprocess.STDOUT) as process:
+TRIAL, SIMULATED = page.lines(page.section("The same numbers"))
+PROJECT = page.blocks(page.section("Two lines in your own app"))[0]
+INSTALL = page.lines()[0]
+ON_RAY = "cwfed run CONFIG --backend flower"
+CONFIG = """
+[data]
+clients = 2
+[model]
+name = "mlp"
+options = { hidden = 16 }
+[train]
+rounds = 2
+lr = 0.05
+[run]
+evaluate_every = 2
+"""
+
+
+def test_a_trial_as_it_is_printed_is_ended_with_ctrl_c_and_goes_on_to_the_simulators_numbers(tmp_path):
+    (tmp_path / "CONFIG").write_text(CONFIG)
+    reader = {"cwd": tmp_path, "env": page.environment(tmp_path)}
+    log = tmp_path / "federation" / "server" / "events.jsonl"
+    with processes.running(shlex.split(TRIAL), **reader, stderr=subprocess.STDOUT) as process:
         processes.until(
             lambda: log.exists() and '"event": "round"' in log.read_text(), lambda: process.poll() is None
         )
@@ -204,32 +223,38 @@ def test_the_command_tells_how_it_ended_and_goes_on_after_ctrl_c(tmp_path):
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
     assert not left.split(), "no process is left"
 
-    done = processes.run([*command, "--nodes=2", *settings], cwd=tmp_path, check=True)  # the same command, in full
+    done = processes.run(["bash", "-c", TRIAL], check=True, **reader)  # the same command
     assert "2 rounds" in done.stdout
     assert "Traceback" not in done.stderr
+    processes.run(["bash", "-c", SIMULATED], check=True, **reader)
+    processes.run(["bash", "-c", ON_RAY], check=True, **reader)
+    theirs, ours, on_ray = (
+        {event.round: event for event in RunFolder(tmp_path / name).events() if isinstance(event, Round)}
+        for name in ("federation/server", "simulated", "runs/digits-cwfedavg-0")
+    )
+    assert theirs.keys() == ours.keys() == on_ray.keys() == {1, 2}
+    assert [event.client_loss for event in theirs.values()] == [event.client_loss for event in ours.values()]
+    assert theirs[2].received.right == ours[2].received.right
 
 
-def test_a_new_project_runs_with_plain_flwr_run(tmp_path):
+def test_a_new_project_as_it_is_printed_runs_with_plain_flwr_run(tmp_path):
     """What `cwfed flower new` writes, in Flower's own hands: its local SuperLink, its simulation runtime."""
-    bin_, project = Path(sys.executable).parent, tmp_path / "my-federation"
-    settings = [f"--set={setting}" for setting in [*SETTINGS, "train.rounds=2", "run.evaluate_every=2"]]
-    processes.run([bin_ / "cwfed", "flower", "new", project, *settings], check=True)
-    environment = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "FLWR_HOME": str(tmp_path / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-        "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}",
-    }
+    ports = {f"FLWR_LOCAL_{name}_PORT": str(free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")}
+    environment = page.environment(tmp_path) | ports | {"PIP_NO_INDEX": "1"}  # what is installed is enough
+    new, *then = PROJECT.splitlines()
+    processes.run(["bash", "-ec", f"{INSTALL}\n{new}"], cwd=tmp_path, env=environment, check=True)
+    late = "Failed to start local SuperLink within"  # 15 s, Flower's own limit: a busy machine needs another try
     try:
-        done = processes.run(["flwr", "run", ".", "--stream"], cwd=project, env=environment)
-        assert "round 2 of 2: 2 clients, received" in done.stdout + done.stderr
+        while True:
+            done = processes.run(["bash", "-ec", "\n".join(then)], cwd=tmp_path, env=environment)
+            if late not in done.stdout + done.stderr:
+                break
+            shutil.rmtree(tmp_path / ".flwr")  # Flower killed it while it made its database
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "round 10 of 10: 2 clients, received" in done.stdout + done.stderr
+        assert "round 12 of 12: 2 clients, received" in done.stdout + done.stderr
     finally:  # a managed local SuperLink stays running
-        subprocess.run(["pkill", "-f", str(tmp_path / "flwr")])
-    summary = RunFolder(tmp_path / ".cwfed" / "my-federation").read_json("summary.json", "reported")
-    assert summary["rounds"] == 2
+        subprocess.run(["pkill", "-f", str(tmp_path)])
+    summary = RunFolder(tmp_path / ".cwfed" / "DIR").read_json("summary.json", "reported")
+    assert summary["rounds"] == 12
     assert summary["reported"]["accuracy"] > 0.5

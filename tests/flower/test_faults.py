@@ -183,6 +183,31 @@ def test_a_round_that_nobody_answers_is_tried_again_and_then_given_up(tmp_path):
         carry_out(strategy, grid)
 
 
+class Many(Loopback):
+    """A thousand nodes: one call for an answer takes 10 ms, and one node after the other answers, one a tenth of a second."""
+
+    calls = 0
+
+    def pull_messages(self, message_ids):
+        self.calls += 1
+        post.time.sleep(0.01)
+        ready = [number for number in message_ids if int(number) <= 10 * post.time.monotonic()]
+        return [Message(RecordDict(), reply_to=self.told[int(number)]) for number in ready]
+
+
+def test_many_nodes_are_asked_for_answers_without_taking_the_server_s_time(tmp_path):
+    """A look asks each that is waited for: looks with the same pause after each would be calls without a break."""
+    plan = plan_of(config(), 2, timeout=600.0)
+    grid = Many(plan, tmp_path)
+    sent = [Message(RecordDict(), dst_node_id=node, message_type="train", group_id="1") for node in range(1, 1001)]
+    assert len(post.Post(plan.federation).exchange(grid, sent)) == 1000
+    passed = post.time.monotonic()
+    assert 100 <= passed < 110, (
+        "the last answer comes after 100 s; the fewer are waited for, the sooner is the next look"
+    )
+    assert grid.calls * 0.01 < 0.3 * passed, "the rest of the time is a break"
+
+
 def test_the_last_evaluation_must_be_answered(tmp_path):
     strategy, grid = federation(tmp_path)
     tries = []
@@ -493,6 +518,9 @@ BLANK = "  \n "
 HOSTILE = {
     "a blank reason": lambda grid, r: Message(Error(2, BLANK), reply_to=asked(grid, r)),
     "no reason": lambda grid, r: Message(Error(2), reply_to=asked(grid, r)),
+    "a reason without end": lambda grid, r: (
+        r if is_hello(r) else Message(Error(2, f"{BLANK}{'x' * 10**6}"), reply_to=asked(grid, r))
+    ),
     "a problem without a reason": lambda grid, r: Message(
         RecordDict({"problem": ConfigRecord({"reason": BLANK})}), reply_to=asked(grid, r)
     ),
@@ -502,6 +530,7 @@ HOSTILE = {
     "a huge loss": lambda grid, r: with_metric(r, loss=1.7e308),
     "a huge penalty": lambda grid, r: with_metric(r, penalty=-1.7e308),
     "a loss that is nearly huge": lambda grid, r: with_metric(r, loss=1e100, **{"received-loss": 1e100}),
+    "a held-out loss that is huge": lambda grid, r: with_metric(r, **{"received-held-out-loss": 1.7e308}),
     "test samples without end": lambda grid, r: with_sizes(r, test=10**15),
     "validation samples without end": lambda grid, r: with_sizes(r, validation=10**15),
     "nothing at all": lambda grid, r: Message(RecordDict(), reply_to=asked(grid, r)),
@@ -528,7 +557,7 @@ def test_whatever_two_nodes_send_the_others_go_on_also_after_a_restart(deed, tmp
         assert {0, 1, 2} <= set(event.participants)
         assert {0, 1, 2} <= set(event.received.clients)
         assert event.received.accuracy <= 1
-        assert all(event.refused.values()), "every refusal has a reason"
+        assert all(0 < len(reason) <= 350 for reason in event.refused.values()), "every refusal has a reason"
     everything = (tmp_path / "server" / "events.jsonl").read_text()
     assert "\\u001b" not in everything
     assert len(everything) < 30_000

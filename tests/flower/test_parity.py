@@ -23,7 +23,7 @@ from cwfed.core.metrics import Metric, Own
 from cwfed.federation import config as configs
 from cwfed.federation.experiment import deal
 from cwfed.federation.open_round import OpenRound
-from cwfed.federation.rounds import SPOILS, from_tree, to_tree
+from cwfed.federation.rounds import SPOILS, from_tree, phase_result, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.flower import PersonalisedStrategy, wire
 from cwfed.flower.members import Hello
@@ -139,12 +139,13 @@ def test_without_histograms_metrics_are_means_of_the_clients(tmp_path):
     [
         ("trained-test-sums-per class", [1.0], "must have 40 numbers"),
         ("trained-test-sums-per class", [float("nan")] * 40, "not possible"),
-        ("trained-test-sums-per class", [1e40] * 40, "not possible"),
+        ("trained-test-sums-per class", [1e101] * 40, "not possible"),
         ("trained-test-sums-per class", [0.5] * 40, "do not fit"),
         ("trained-test-sums-per class", [0.0] * 40, "do not fit"),
         ("trained-held-out-sums-per class", [10**400] * 40, "not possible"),
         ("trained-test-macro_f1", 1.5, "not possible"),
         ("trained-held-out-loss", -1.0, "not possible"),
+        ("trained-held-out-loss", 1.7e308, "not possible"),
         ("trained-test-balanced_accuracy", [0.5], "not possible"),
         ("trained-test-top3", float("inf"), "not possible"),
     ],
@@ -158,6 +159,18 @@ def test_impossible_measurements_are_refused(key, lie, why):
     assert read_score(hello, "trained", SimpleNamespace(metric_records={"metrics": honest}), own).test_right == 3
     with pytest.raises(BadMessage, match=why):
         read_score(hello, "trained", content, own)
+
+
+def test_a_loss_that_is_very_large_is_a_measurement():
+    """What an honest node finds of a model that others have spoilt: losses are computed in float32, so up to 3e38 a sample."""
+    hello = Hello(1, "a", "1", "1.0", 2, "1x8x8", 0, "x", "", samples=30, test=5, validation=0)
+    table = np.array(
+        [[5.0, 0.0], [3.0, 0.0], [5.0, 0.0], [1.5e39, 0.0]]
+    )  # samples, right, predicted, loss of each class
+    told = {"trained-right": 3, "trained-loss": 1.5e39, "trained-validation": 0}
+    told |= {"trained-test-sums-per class": table.ravel().tolist()}
+    found = read_score(hello, "trained", SimpleNamespace(metric_records={"metrics": told}))
+    assert phase_result([found], [5], [0]).loss == 3e38
 
 
 @pytest.mark.parametrize(

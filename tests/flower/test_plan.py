@@ -20,8 +20,10 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.app import Array, ArrayRecord, RecordDict
+from typer.main import get_command
 
 from cwfed import data
+from cwfed.cli import app
 from cwfed.core.errors import ConfigError, CwfedError, DataError, RunError
 from cwfed.core.types import Download, ExtraSpec
 from cwfed.federation.experiment import deal
@@ -31,6 +33,9 @@ from cwfed.flower.local import LocalFederation
 from cwfed.flower.project import write_project
 from tests import processes
 from tests.conftest import small
+from tests.flower import page
+from tests.flower import test_deployment as deployment
+from tests.flower import test_production as production
 from tests.flower.helpers import plan_of
 
 TABLE = {"federation.shape": "1x8x8", "federation.classes": 10, "train.rounds": 3, "algorithm.name": "fedprox"}
@@ -283,3 +288,33 @@ def test_a_header_that_claims_a_mountain_is_refused_before_memory_is_asked_for()
     body = (b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")) + header.encode()
     with pytest.raises(wire.BadMessage, match="bytes where its header says 8,000,000,000,000"):
         wire.from_record(ArrayRecord({"w": Array("float64", (1,), "numpy.ndarray", body)}), "it")
+
+
+# --- the page
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's own
+def test_every_command_of_the_page_is_carried_out_by_a_test():
+    """What is printed to be typed; of a command that is only spoken of, that it exists and has the option."""
+    from flwr.cli.app import app as flwr_app
+
+    carried_out = {
+        deployment.INSTALL,
+        deployment.TRIAL,
+        deployment.SIMULATED,
+        deployment.ON_RAY,
+        *page.lines(page.section("Two lines in your own app")),
+        *page.lines(page.section("In production")),  # all of which test_production.py uses up
+        production.REPORT,
+    }
+    assert set(page.lines()) <= carried_out
+    named = {command for command in page.spoken() if page.NAME.fullmatch(command)}
+    assert set(page.spoken()) - named <= carried_out
+    assert len(named) > 5
+    trees = {"cwfed": get_command(app), "flwr": get_command(flwr_app)}
+    for command in named:
+        program, words, option = page.NAME.fullmatch(command).groups()
+        at = trees[program]
+        for word in words.split():
+            at = at.commands[word]
+        assert option.strip() in {"", *(name for parameter in at.params for name in parameter.opts)}, command

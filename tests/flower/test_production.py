@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
+import shutil
 import signal
 import subprocess
-import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -27,21 +26,14 @@ from cwfed.flower.project import read_plan
 from cwfed.runs import session
 from cwfed.runs.folder import RunFolder
 from tests import processes
+from tests.flower import page
 
 pytestmark = pytest.mark.federation
 
-PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 FOREVER = ("serve", "join")
 """Commands that run until they are ended."""
 PORTS = (9443, 9093)
-
-
-def documented() -> list[str]:
-    """The commands of the production section, line by line."""
-    section = PAGE.read_text().partition("## In production\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line.strip() and not line.startswith("#")]
+REPORT = "cwfed report federation/server/run"
 
 
 class Reader:
@@ -50,13 +42,9 @@ class Reader:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.stack = folder, stack
         self.server, self.run = folder / "federation" / "server", folder / "federation" / "server" / "run"
-        self.commands = documented()
+        self.commands = page.lines(page.section("In production"))
         self.running: list[subprocess.Popen[str]] = []
-        self.environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(folder),
-        }
+        self.environment = page.environment(folder)
 
     def follow(self, upto: str) -> None:
         """Carry out the next lines, up to the first that begins like this."""
@@ -101,10 +89,16 @@ class Reader:
         processes.until(what, lambda: all(p.poll() is None for p in self.running), said, pause=0.2)
 
     def kill(self, folder: Path, name: str, program: bytes) -> None:
-        """SIGKILL for a program of the server or of a node."""
-        ours = marked(f"{folder}:{name}")
-        found = [pid for pid in ours if program in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert found, f"{program!r} runs"
+        """SIGKILL for a program of the server or of a node, as soon as it runs."""
+        found: list[int] = []
+
+        def runs() -> bool:
+            for pid in marked(f"{folder}:{name}"):
+                with suppress(OSError):  # another process that has ended
+                    found.extend([pid] if program in Path(f"/proc/{pid}/cmdline").read_bytes() else [])
+            return bool(found)
+
+        self.until(runs)
         for pid in found:
             os.kill(pid, signal.SIGKILL)
 
@@ -126,17 +120,21 @@ def test_the_page_works_as_it_is_printed_and_strangers_are_refused_at_every_door
         reader.until(lambda: (reader.run / "summary.json").exists())
         same_as_simulated(reader, tmp_path / "simulated")
 
-        # status; back to round 1 with another key; a node is killed in between and comes back
+        # status; back to round 1 with another key; a node and the process of the run are killed and come back
         old_key = (clinic / "node.pub").read_text()
         reader.follow("cwfed flower start")
         assert (clinic / "node.pub").read_text() != old_key
         reader.kill(tmp_path / "federation" / "nodes" / "clinic-2", "supernode", b"flower-supernode")
+        reader.kill(reader.server, "superlink", b"flwr-serverapp")
         reader.until(lambda: (reader.run / "summary.json").exists())
         assert reader.rounds().keys() == {1, 2, 3}
         assert reader.rounds()[3].participants == [0, 1], "both are back, one with another key"
         told = [event.message for event in reader.events() if isinstance(event, Note)]
         assert not any("stranger" in message for message in told)
+        assert "failed" in (tmp_path / "federation-server.log").read_text(), "the run whose process was killed"
 
+        processes.run(["bash", "-c", REPORT], cwd=tmp_path, env=reader.environment, check=True)
+        the_nodes_refuse_what_nobody_signed(reader)
         reader.follow("cwfed flower exclude")
         assert not reader.commands, "all of the page was carried out"
         reader.until(lambda: json.loads((reader.server / "admitted.json").read_text()).keys() == {"clinic-1"})
@@ -144,6 +142,21 @@ def test_the_page_works_as_it_is_printed_and_strangers_are_refused_at_every_door
         assert stranger.processes["stranger"].poll() is not None
         reader.end()
         assert not reader.left(), "no process is left"
+
+
+def the_nodes_refuse_what_nobody_signed(reader: Reader) -> None:
+    """Somebody who has the server itself, and so its control port, but not the key that signs: he starts an app of his own."""
+    app, trace = reader.folder / "unsigned", reader.folder / "code-ran-on-a-node"
+    shutil.copytree(reader.server / "app", app)
+    client = app / "study" / "client_app.py"
+    client.write_text(f"{client.read_text()}open({str(trace)!r}, 'w')\n")
+    intruder = Programs(reader.folder / "intruder")
+    intruder.connect_to(PORTS[1], reader.server / "ca.crt")
+    run = intruder.run_app(app)
+    logs = [reader.folder / f"federation-nodes-clinic-{number}.log" for number in (1, 2)]
+    reader.until(lambda: all("The FAB could not be verified" in log.read_text() for log in logs))
+    intruder.flwr("stop", str(run), intruder.connection)
+    assert not trace.exists()
 
 
 def strangers_at_the_door(folder: Path, clinic: Path, stack: ExitStack) -> Programs:

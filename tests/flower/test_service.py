@@ -5,37 +5,48 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import re
+import shlex
 import ssl
 import stat
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
 from flwr.supercore.fab import Fab as StoredFab
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 from flwr.supernode.start_client_internal import _verify_fab
+from typer.main import get_command
 
+import cwfed
+from cwfed.cli import app
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import Note, Round
+from cwfed.federation.experiment import deal
 from cwfed.flower import PersonalisedStrategy, gate, keys, logs, programs, status
 from cwfed.flower.deploy import certify, deploy, sign
 from cwfed.flower.gate import Gate, signatures_of
+from cwfed.flower.local import LocalFederation
 from cwfed.flower.programs import Programs, free_port
 from cwfed.flower.project import bundle_of, read_plan, write_project
 from cwfed.flower.server import run_federation
 from cwfed.flower.service import Node, Server, unit
 from cwfed.runs.folder import RunFolder
 from tests import processes
-from tests.conftest import leaves, small
+from tests.conftest import ROOT, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
 
@@ -137,17 +148,53 @@ def test_a_deployment_keeps_secrets_where_they_belong(deployed):
     public = Node(deployed / "nodes" / "clinic-1").new_key()
     assert stat.S_IMODE(public.with_suffix("").stat().st_mode) == 0o600
     load_ssh_private_key(public.with_suffix("").read_bytes(), None)
-    assert json.loads((deployed / "compose.yaml").read_text())["services"]["clinic-2"]["restart"] == "always"
+
+
+def test_the_containers_start_commands_that_exist_on_folders_that_are_there(tmp_path, deployed):
+    """A node may be called anything, also like the server. (The file was checked once against the schema of the Compose
+    Specification; no container was ever started.)"""
+    deploy(tmp_path / "study", tmp_path / "other", "localhost:1", ["server"])
+    for out, names in (
+        (deployed, {"server", "node-clinic-1", "node-clinic-2"}),
+        (tmp_path / "other", {"server", "node-server"}),
+    ):
+        services = yaml.safe_load((out / "compose.yaml").read_text())["services"]
+        assert services.keys() == names
+        for service in services.values():
+            assert service.keys() == {"build", "command", "volumes", "network_mode", "restart"}
+            assert (service["restart"], service["network_mode"]) == ("always", "host")
+            program, *words, folder = service["command"]
+            at = get_command(app)
+            for word in words:
+                at = at.commands[word]
+            assert (program, [parameter.param_type_name for parameter in at.params]) == ("cwfed", ["argument"])
+            (mounted,) = service["volumes"]
+            here, there = mounted.split(":")
+            assert there == folder
+            settings = (out / here / "server.toml").exists(), (out / here / "node.toml").exists()
+            assert settings == (words[-1] == "serve", words[-1] == "join")
+            assert (out / service["build"] / "Dockerfile").exists()
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f'"cwfed[flower]=={cwfed.__version__}"' in (deployed / "Dockerfile").read_text()
+    assert "flower" in version["optional-dependencies"]
 
 
 @pytest.mark.skipif(not Path("/usr/bin/systemd-analyze").exists(), reason="systemd is not installed")
-def test_the_units_are_good_systemd(deployed):
-    units = [deployed / "cwfed-serve.service", deployed / "cwfed-join.service"]
-    for path, folder in zip(units, ("server", "nodes/clinic-1"), strict=True):
-        path.write_text(unit(deployed / folder))
+@pytest.mark.parametrize("name", ["federation", '100 % "of" $HOME \\ all'])
+def test_the_units_are_good_systemd(deployed, name):
+    """Checked by systemd itself; and the command, as systemd would split it, is the program on the folder."""
+    where = deployed.rename(deployed.with_name(name))
+    units = [where.parent / "cwfed-serve.service", where.parent / "cwfed-join.service"]
+    for path, folder, word in zip(units, ("server", "nodes/clinic-1"), ("serve", "join"), strict=True):
+        text = unit(where / folder)
+        path.write_text(text)
+        assert "Restart=always" in text
+        (line,) = [line.removeprefix("ExecStart=") for line in text.splitlines() if line.startswith("ExecStart=")]
+        program, *words = [part.replace("%%", "%").replace("$$", "$") for part in shlex.split(line)]
+        assert words == ["flower", word, str(where / folder)]
+        assert os.access(program, os.X_OK)
     done = processes.run(["systemd-analyze", "verify", *units])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert all("Restart=always" in path.read_text() for path in units)
 
 
 def test_a_new_certificate_is_of_the_same_authority(deployed):
@@ -156,7 +203,11 @@ def test_a_new_certificate_is_of_the_same_authority(deployed):
     certify(deployed)
     assert (server / "server.crt").read_bytes() != before
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=server / "ca.crt")
-    context.load_cert_chain(server / "server.crt", server / "server.key")
+    context.load_cert_chain(server / "server.crt", server / "server.key")  # they belong together
+    made, authority = (
+        x509.load_pem_x509_certificate((server / f"{name}.crt").read_bytes()) for name in ("server", "ca")
+    )
+    made.verify_directly_issued_by(authority)
     assert keys.days_left(server / "server.crt") == pytest.approx(365, abs=1)
 
 
@@ -319,6 +370,7 @@ def recorded(tmp_path, *settings: str, out: str = "run", **section) -> RunFolder
 
 
 def test_a_federation_says_when_and_who(tmp_path, caplog, monkeypatch):
+    logs.show()
     monkeypatch.setattr(logs.log, "propagate", True)
     strategy, grid = federation(tmp_path)
     lost = list(grid.nodes)[1]
@@ -369,6 +421,36 @@ def test_status_of_a_server_that_is_not_running(deployed):
     assert json.loads(done.stdout)["nodes"] == {}
 
 
+def test_status_names_what_needs_an_operator(tmp_path, deployed, monkeypatch):
+    """A server that runs, as far as its ports say: who is away, a certificate that ends, a round that changed nothing."""
+    server = Server(deployed / "server")
+    run_folder = recorded(tmp_path, "guard.least=4", out="out/server/run")
+    (server.folder / "wanted").write_text("now")
+    (server.folder / "admitted.json").write_text(json.dumps({"clinic-1": {"node": 5}, "clinic-2": {"node": 6}}))
+    monkeypatch.setattr(status, "answers", lambda port: True)
+    monkeypatch.setattr(Server, "node_states", lambda self: {"5": "online", "6": "offline"})
+    monkeypatch.setattr(keys, "days_left", lambda path: 29.0)
+    found = status.health(server)
+    assert found.nodes == {"clinic-1": "online", "clinic-2": "offline"}
+    assert found.problems == [
+        "not connected: clinic-2",
+        "the certificate ends in 29 days: cwfed flower certify",
+        "round 3 changed nothing: 3 good updates, and guard.least = 4",
+    ]
+    assert f"round 3 of 3 done at {found.at}" in "".join(found.lines())
+    assert found.at == [e.at for e in run_folder.events() if isinstance(e, Round)][-1]
+    monkeypatch.setattr(keys, "days_left", lambda path: 31.0)
+    (server.folder / "wanted").unlink()
+    assert status.health(server).problems == [], "nobody wants a run now"
+
+
+def test_a_line_of_the_log_has_the_time(capsys, monkeypatch):
+    monkeypatch.setattr(logs.log, "handlers", [])
+    logs.show()
+    logs.log.warning("hello")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ WARNING hello\n", capsys.readouterr().err)
+
+
 # --- what is written
 
 
@@ -379,3 +461,14 @@ def test_new_projects_have_guards_for_strangers(tmp_path):
     plans = [read_plan(tmp_path / name) for name in ("one", "two")]
     assert all(plan.federation.pin for plan in plans)
     assert [(p.config.guard.norm_bound, p.config.guard.most_samples) for p in plans] == [(2.0, 10_000), (5.0, 77)]
+
+
+def test_a_trial_federation_has_the_same_guards(tmp_path):
+    """A client may claim twice what the largest one has: 1,797 digits for two, less those kept apart."""
+    made = LocalFederation.prepare(tmp_path / "trial", small(), 2)
+    written = read_plan(tmp_path / "trial" / "app")
+    largest = max(len(shard.train) for shard in deal(made.plan.config).shards.values())
+    for plan in (made.plan, written):
+        assert plan.federation.pin
+        assert "pin" in plan.federation.model_fields_set
+        assert (plan.config.guard.norm_bound, plan.config.guard.most_samples) == (2.0, 2 * largest)

@@ -380,7 +380,7 @@ def numbers(
 
 def _weighted(values: Sequence[float | None], samples: Sequence[int]) -> float | None:
     known = [(value, count) for value, count in zip(values, samples, strict=True) if value is not None]
-    return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
+    return finite(sum(value * count for value, count in known) / sum(count for _, count in known)) if known else None
 
 
 def finite(value: float) -> float | None:

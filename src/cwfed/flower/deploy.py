@@ -110,5 +110,6 @@ def _compose(nodes: list[str]) -> str:
             "restart": "always",
         }
 
-    services = {"server": service("serve", "server")} | {n: service("join", f"nodes/{n}") for n in nodes}
+    services = {"server": service("serve", "server")}
+    services |= {f"node-{name}": service("join", f"nodes/{name}") for name in nodes}
     return json.dumps({"services": services}, indent=2) + "\n"

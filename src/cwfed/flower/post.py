@@ -13,6 +13,9 @@ from cwfed.flower.plan import FederationSection
 
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+RESTS = 3
+"""A look asks once for every node that is waited for, so with many of them it takes long; the pause after it is at least so many
+times as long, and the SuperLink has time for the nodes."""
 
 
 def message_to(node: int, kind: str, group: str, content: RecordDict) -> Message:
@@ -45,11 +48,12 @@ class Post:
         replies: list[Message] = []
         pause = LEAST_PAUSE
         while waiting and self.now() < until:
+            began = self.now()
             found = replies_of.pull(grid, waiting)
             replies += found.values()
             waiting = {number: message for number, message in waiting.items() if number not in found}
             pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)
-            self.sleep(pause if waiting else 0)
+            self.sleep(max(pause, RESTS * (self.now() - began)) if waiting else 0)
         return replies
 
     def sleep(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, prod
+from math import inf, prod
 from typing import Any, TypeVar
 
 import httpx
@@ -25,8 +25,6 @@ from cwfed.federation.open_round import Update
 from cwfed.flower import wire
 from cwfed.flower.members import SIZES, Hello
 
-MOST = 1e30
-"""No sum of a client's is as large."""
 T = TypeVar("T")
 
 GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
@@ -142,7 +140,7 @@ def _read_tally(
         value = told.get(f"{what}-{name}")
         if value is None:
             continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= wire.LARGEST
         if not is_number or (name in BUILT_IN and not 0 <= value <= (inf if metric.lower_is_better else 1)):
             raise wire.BadMessage(f"the metric {what}-{name} is {value!r}, which is not possible")
         values[name] = float(value)
@@ -157,7 +155,9 @@ def _read_sums(told: dict[str, Any], name: str, shape: tuple[int, ...]) -> Sums:
     found = told.get(name)
     if not isinstance(found, list) or len(found) != prod(shape):
         raise wire.BadMessage(f"the metric {name} must have {prod(shape)} numbers")
-    if not all(isinstance(number, int | float) and abs(number) <= MOST for number in found):  # NaN is not <= either
+    if not all(
+        isinstance(number, int | float) and abs(number) <= wire.LARGEST for number in found
+    ):  # NaN is not <= either
         raise wire.BadMessage(f"the metric {name} has numbers that are not possible")
     return np.array(found, dtype=float).reshape(shape)
 

@@ -68,7 +68,14 @@ def unit(folder: Path) -> str:
     beside = Path(sys.executable).with_name("cwfed")
     program = beside if beside.exists() else shutil.which("cwfed") or beside
     what, command = ("The server", "serve") if is_server else ("A node", "join")
-    return UNIT.format(what=what, command=f'"{program}" flower {command} "{here}"', folder=here)
+    line = f"{_quoted(program)} flower {command} {_quoted(here)}"
+    return UNIT.format(what=what, command=line, folder=str(here).replace("%", "%%"))
+
+
+def _quoted(path: Path | str) -> str:
+    """A path as one word of a systemd command line, where %, $, quotes and backslashes have meanings."""
+    signs = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$"}
+    return '"' + "".join(signs.get(sign, sign) for sign in str(path)) + '"'
 
 
 def _is_address(address: str) -> str:
