@@ -34,15 +34,10 @@ from cwfed.federation.simulation import Simulation
 from cwfed.models import attached
 from cwfed.runs import checkpoint, session
 
-BASE = (
-    "model.name=mlp",
-    "model.options.hidden=16",
-    "data.clients=6",
-    "data.samples=400",
-    "train.rounds=3",
-    "train.lr=0.05",
-)
-"""A digits experiment of a tenth of a second."""
+BASE = ("model.name=mlp", "model.options.hidden=16", "data.clients=6", "train.rounds=3", "train.lr=0.05")
+"""A digits experiment of a second."""
+FEW = "data.samples=400"
+"""What the suite takes of them: a run is then a tenth of a second."""
 BATCH_NORM = ("model.name=cwfed.testing.problems:with_batch_norm", "model.options={}")
 SMALL_THINGS = 8 * 12
 """Bytes that a participant may send and `cwfed cost` does not count: an index, a handful of weights."""
@@ -76,7 +71,7 @@ class Suite:
 
     def config(self, *more: str) -> Config:
         """Its settings."""
-        base = with_settings(Config(), BASE)
+        base = with_settings(Config(), [*BASE, FEW])
         return with_settings(
             from_table(base.model_dump() | {"algorithm": table_of(self.algorithm)}), [*self.settings, *more]
         )
