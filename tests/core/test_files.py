@@ -154,7 +154,7 @@ def test_a_model_file_is_only_looked_for_in_the_folder(run):
     (run / "models" / "index.json").write_text(json.dumps({"0": "../../../secret.safetensors", "1": "/etc/passwd"}))
     for client in (0, 1):
         with pytest.raises(RunError, match="is not the name of a model file"):
-            cwfed.load_model(run, client)
+            cwfed.load_model(run, client, pick="last")
 
 
 def test_a_run_that_names_code_is_loaded_only_on_trust(tmp_path, monkeypatch):
