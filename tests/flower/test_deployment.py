@@ -219,7 +219,7 @@ def test_a_trial_as_it_is_printed_is_ended_with_ctrl_c_and_goes_on_to_the_simula
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=processes.LIMIT)
     assert process.returncode == 130, said
-    assert "the same command goes on with it" in said
+    assert "the same command resumes it" in said
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
     assert not left.split(), "no process is left"
 

@@ -81,7 +81,7 @@ def flower_up(
 ) -> None:
     """Try a federation on this machine: a SuperLink and SuperNodes as real processes, with TLS and keys.
 
-    Ctrl-C ends all of them; the same command goes on with what was done, and so does one with --out alone.
+    Ctrl-C ends all of them; the same command resumes what was done, and so does one with --out alone.
     """
     from cwfed.flower.local import LocalFederation, node_name
 
@@ -111,7 +111,7 @@ def flower_up(
 def _run(federation: LocalFederation, names: list[str]) -> str:
     """Everything up, one run, everything down; what went wrong."""
     folder = federation.folder / "server"
-    with progress(folder, "the same command goes on with it") as watch:
+    with progress(folder, "the same command resumes it") as watch:
         try:
             err.print(f"starting the SuperLink and {len(names)} nodes", style="dim")
             federation.start_superlink()
@@ -121,7 +121,7 @@ def _run(federation: LocalFederation, names: list[str]) -> str:
             return federation.follow(federation.submit(), watch("federation"))
         except KeyboardInterrupt:
             raise Interrupted(
-                f"the federation in {federation.folder} was ended; the same command goes on with it"
+                f"the federation in {federation.folder} was ended; the same command resumes it"
             ) from None
         finally:
             federation.close()
@@ -212,7 +212,7 @@ def flower_serve(folder: ServerArgument) -> None:
     from cwfed.flower.service import Server
 
     logs.show()
-    _until_ended(Server(folder).keep, "the server was ended; a run that was under way goes on with the same command")
+    _until_ended(Server(folder).keep, "the server was ended; a run that was under way is resumed by the same command")
 
 
 @flower_app.command("join")
@@ -246,7 +246,7 @@ def flower_unit(folder: Annotated[Path, typer.Argument(help="The server's folder
 
 @flower_app.command("start")
 def flower_start(folder: ServerArgument) -> None:
-    """Start the federation, or go on with it, until its rounds are done."""
+    """Start the federation, or resume it, until its rounds are done."""
     from cwfed.flower.service import Server
 
     Server(folder).want()
@@ -261,7 +261,7 @@ def flower_stop(folder: ServerArgument) -> None:
     server = Server(folder)
     server.want_no_longer()
     server.wait_for_end()
-    out.print("The run has ended; cwfed flower start goes on with it")
+    out.print("The run has ended; cwfed flower start resumes it")
 
 
 @flower_app.command("status")

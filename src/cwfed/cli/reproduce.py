@@ -83,7 +83,7 @@ def _print_list(as_json: bool) -> None:
 
 def _carry_out(item: Item, workshop: Workshop) -> None:
     jobs = workshop.jobs(item)
-    again = f"{workshop.command(item)} goes on with it"
+    again = f"{workshop.command(item)} resumes it"
     with progress(workshop.folder, again, whole=(item.name, len(jobs))) as watch:
         workshop.carry_out(item, lambda job: watch(job.title))
 

@@ -44,7 +44,7 @@ def run(
     for note in session.not_alone(config):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     folder = out_dir or _free_folder(chosen)
-    with progress(folder, f"go on with: cwfed run --resume --out {folder}") as watch:
+    with progress(folder, f"resume it: cwfed run --resume --out {folder}") as watch:
         summary = api.run(
             chosen,
             folder,
@@ -102,7 +102,7 @@ def demo(
 
 @app.command()
 def bench(
-    workloads: Annotated[list[str] | None, typer.Argument(help="Which workloads; none is all.")] = None,
+    workloads: Annotated[list[str] | None, typer.Argument(help="Which workloads (default: all).")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Less data and fewer repeats: within three minutes.")
     ] = False,
@@ -150,7 +150,7 @@ def _compare(
     from cwfed.runs import compare as comparing
 
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
-    with progress(folder, "the same command goes on with it") as watch:
+    with progress(folder, "the same command resumes it") as watch:
         rows = comparing.compare(
             config,
             entries,

@@ -34,7 +34,7 @@ def plain(text: str, most: int = MOST_TEXT, keep: str = "") -> str:
 
 
 class CwfedError(Exception):
-    """Something the user can mend; the command line prints it without a traceback.
+    """Something the user can fix; the command line prints it without a traceback.
 
     The sentence may hold what others wrote (names of columns, of tensors, a node's reason): it is made plain here.
     """

@@ -306,7 +306,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
     app = ClientApp()
 
     def answer(message: Message, context: Context, work: Callable[[Site, WorkerOf], RecordDict]) -> Message:
-        """An error the user can mend goes to the server as a sentence, not as a traceback."""
+        """An error the user can fix goes to the server as a sentence, not as a traceback."""
         if _is_node(context):
             logs.show()
         try:

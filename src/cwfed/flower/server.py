@@ -120,7 +120,7 @@ class FederatedRun:
 
 
 def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path | None = None) -> Result:
-    """Run a plan over a grid, or go on with it, and tell Flower what came out."""
+    """Run a plan over a grid, or resume it, and tell Flower what came out."""
     result = Result()
 
     def on_event(event: Event) -> None:

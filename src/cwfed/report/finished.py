@@ -252,11 +252,11 @@ def _why(path: Path, error: CwfedError) -> str:
         folder.config()
     except CwfedError as damage:
         return str(damage)
-    return f"not finished; {go_on(path)} goes on with it"
+    return f"not finished; {go_on(path)} resumes it"
 
 
 def go_on(path: Path) -> str:
-    """The command that goes on with a run."""
+    """The command that resumes a run."""
     return f"cwfed run --resume --out {shlex.quote(str(path))}"
 
 

@@ -140,7 +140,7 @@ def _why_no_models(folder: RunFolder) -> str:
     if "federation" in folder.read_json("manifest.json"):
         return f"{folder.path} is the server's folder of a federation: the personal models are with the clients"
     if not folder.finished:
-        return f"{folder.path} is not finished, and models are saved at the end: cwfed run --resume goes on with it"
+        return f"{folder.path} is not finished, and models are saved at the end: cwfed run --resume continues it"
     reason = {
         "none": 'run.save_models = "none"',
         "auto": 'they are larger than run.save_models = "auto" writes, or their folder was removed',

@@ -75,7 +75,7 @@ def run(
         except OSError as error:
             raise RunError(
                 f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
-                "mend that and go on with --resume"
+                "fix that and resume with --resume"
             ) from error
 
 
@@ -104,7 +104,7 @@ def _as_config(config: Config | Mapping[str, Any] | None) -> Config | None:
 def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> Config:
     if not resume:
         state = "a finished run" if folder.finished else "a run that is not finished"
-        raise RunError(f"{folder.path} already holds {state}: --resume goes on with it, or choose another --out")
+        raise RunError(f"{folder.path} already holds {state}: --resume continues it, or choose another --out")
     if config is None:
         return folder.config(imports=True)
     folder.check_same(config)
