@@ -13,7 +13,7 @@ from cwfed.core.types import Batch, Output, Start
 from cwfed.engine.worker import batches
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import tiny
-from tests.conftest import bench_of, finish, leaves
+from tests.conftest import worker_of, finish, leaves
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
@@ -117,17 +117,17 @@ def test_alpha_moves_in_the_first_batch_of_a_round_and_not_where_v_is_w(engine):
     before, _ = next(rounds)
     assert all(float(kept[ALPHA]) == 0.5 for kept in before.kept.values())
     expected = {}
-    bench, how = bench_of(simulation), simulation.engine.job.how
+    worker, how = worker_of(simulation), simulation.engine.job.how
     for client in (0, 3):
         visit = simulation.visit(client, before.kept[client])
         start = simulation.algorithm.begin(
-            simulation.engine.download(before.server, visit), visit.own, bench.view(client, {})
+            simulation.engine.download(before.server, visit), visit.own, worker.view(client, {})
         )
         (one,) = simulation.algorithm.passes("training", simulation.task, start)
         own = simulation.federation.shards[client].train
         first = batches(len(own), how, one, stream(how.seed, "shuffle", 2, client))[0]
         params = {n: w.clone().requires_grad_() for n, w in start.params.items()}
-        found = simulation.algorithm.loss(bench.network, params, Batch(*bench.samples.batch(own[first])), start, "")
+        found = simulation.algorithm.loss(worker.network, params, Batch(*worker.samples.batch(own[first])), start, "")
         (gradient,) = torch.autograd.grad(found.penalty, params[ALPHA])
         expected[client] = 0.5 - 0.05 * float(gradient)
         assert abs(0.05 * float(gradient)) > 1e-6

@@ -13,7 +13,7 @@ from cwfed.core.types import Batch, Output, Start
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
-from tests.conftest import bench_of, finish, leaves
+from tests.conftest import worker_of, finish, leaves
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 PLAIN = ("algorithm.align_epochs=0", "algorithm.weights=samples")
@@ -81,7 +81,7 @@ def test_the_fisher_number_by_hand():
         y = simulation.federation.data.labels[own[at : at + 16]]
         mean = 0.1 - np.eye(10)[y].mean(0)
         expected += (1 + 6) * (mean**2).sum()
-    view = bench_of(simulation).view(1, {})
+    view = worker_of(simulation).view(1, {})
     assert len(view.squared_gradients(params, 16)) == len(own) // 16
     fisher = simulation.algorithm.finish(params, Start({}), view)["fisher"]
     simulation.close()
@@ -108,8 +108,8 @@ def test_with_all_its_layers_common_and_by_samples_it_is_fedavg():
 def begun(simulation, progress, client):
     """A client's start of the next round before and after its passes on receipt."""
     engine, visit = simulation.engine, simulation.visit(client, progress.kept.get(client, {}))
-    bench = bench_of(simulation)
-    start = simulation.algorithm.begin(engine.download(progress.server, visit), visit.own, bench.view(client, {}))
+    worker = worker_of(simulation)
+    start = simulation.algorithm.begin(engine.download(progress.server, visit), visit.own, worker.view(client, {}))
     return start, engine.worker.received(progress.round + 1, visit, start)
 
 
@@ -121,7 +121,7 @@ def test_alignment_moves_the_received_body_towards_the_old_features_and_leaves_t
         before, after = begun(simulation, progress, client)
         own, body = progress.kept[client], progress.server["model"]
         assert sorted(body) == ["fc.bias", "fc.weight"]
-        view = bench_of(simulation).view(client, {})
+        view = worker_of(simulation).view(client, {})
         old = view.class_moments(own)[0]
         torch.testing.assert_close(before.notes[PROTOTYPES], old)
         for name, w in own.items():

@@ -16,7 +16,7 @@ from cwfed.engine.worker import batches
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import tiny
-from tests.conftest import bench_of, finish, leaves
+from tests.conftest import worker_of, finish, leaves
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
@@ -131,10 +131,10 @@ def test_what_is_measured_is_one_step_on_a_batch_of_training_data_from_what_was_
     own = simulation.federation.shards[2].train
     (chosen,) = batches(len(own), how, one, stream(how.seed, "shuffle, test 0", 3, 2))
     assert len(chosen) == 10
-    bench, received = bench_of(simulation), progress.server["model"]
+    worker, received = worker_of(simulation), progress.server["model"]
     at = {name: w.clone().requires_grad_() for name, w in received.items()}
-    inputs, labels = bench.samples.batch(own[chosen])
-    loss = torch.nn.functional.cross_entropy(bench.network(at, inputs).logits, labels)
+    inputs, labels = worker.samples.batch(own[chosen])
+    loss = torch.nn.functional.cross_entropy(worker.network(at, inputs).logits, labels)
     for name, gradient in zip(at, torch.autograd.grad(loss, list(at.values())), strict=True):
         torch.testing.assert_close(model[name], received[name] - 0.3 * gradient)
     simulation.close()
@@ -161,12 +161,12 @@ def test_the_tuning_leaves_nothing_behind_and_inner_steps_move_no_statistics(pol
     rarely, _ = run(*norm, "run.evaluate_every=2")
     assert leaves(to_tree(often)) == leaves(to_tree(rarely))
     simulation = Simulation(tiny("algorithm.name=per-fedavg", *norm))
-    bench = bench_of(simulation)
-    bench.load(simulation.initial | simulation.local_statistics)
-    bench.model.train()
-    batch = Batch(*bench.samples.batch(simulation.federation.shards[0].train[:20]), lr=0.05)
-    simulation.algorithm.loss(bench.network, bench.params, batch, Start({}), "")
-    assert int(bench.buffers["2.num_batches_tracked"]) == 1, "the forward pass at w~ alone"
+    worker = worker_of(simulation)
+    worker.load(simulation.initial | simulation.local_statistics)
+    worker.model.train()
+    batch = Batch(*worker.samples.batch(simulation.federation.shards[0].train[:20]), lr=0.05)
+    simulation.algorithm.loss(worker.network, worker.params, batch, Start({}), "")
+    assert int(worker.buffers["2.num_batches_tracked"]) == 1, "the forward pass at w~ alone"
     simulation.close()
 
 

@@ -15,7 +15,7 @@ from cwfed.core.types import Batch, Output, Start, Uploads
 from cwfed.engine import Candidate, Visit
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
-from tests.conftest import bench_of, finish, leaves
+from tests.conftest import worker_of, finish, leaves
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")
@@ -175,13 +175,13 @@ def test_running_statistics_move_once_a_batch(policy):
     simulation = Simulation(
         tiny("algorithm.name=pfedme", "run.engine=loop", *BATCH_NORM, f"train.batch_norm={policy}")
     )
-    bench, algorithm = bench_of(simulation), simulation.algorithm
-    bench.load(simulation.initial | simulation.local_statistics)
-    bench.model.train()
-    batch = Batch(*bench.samples.batch(simulation.federation.shards[0].train[:10]), lr=0.05)
-    algorithm.loss(bench.network, bench.params, batch, Start({}), "")
-    assert int(bench.buffers["2.num_batches_tracked"]) == 1
-    assert not [name for name in bench.buffers if name.startswith(OWN)], "w and theta share them"
+    worker, algorithm = worker_of(simulation), simulation.algorithm
+    worker.load(simulation.initial | simulation.local_statistics)
+    worker.model.train()
+    batch = Batch(*worker.samples.batch(simulation.federation.shards[0].train[:10]), lr=0.05)
+    algorithm.loss(worker.network, worker.params, batch, Start({}), "")
+    assert int(worker.buffers["2.num_batches_tracked"]) == 1
+    assert not [name for name in worker.buffers if name.startswith(OWN)], "w and theta share them"
     simulation.close()
     few = ("train.rounds=1", "algorithm.steps=2", "algorithm.rate=0.05")
     progress, events = run("run.engine=loop", *BATCH_NORM, f"train.batch_norm={policy}", *few)

@@ -471,7 +471,7 @@ def test_the_work_of_a_forward_pass_by_hand():
 def test_the_start_of_a_run_does_not_load_torchs_compiler():
     """It takes longer than all the rest."""
     code = (
-        "import sys; from cwfed import config; from cwfed.federation.simulation import Simulation;"
+        "import sys; from cwfed.federation import config; from cwfed.federation.simulation import Simulation;"
         "s = Simulation(config.load(None, ['train.rounds=1'])); list(s.rounds(s.start())); s.close();"
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
     )

@@ -48,6 +48,7 @@ class FedALA(FedAvg):
         "client: an epoch on a share of its data on receipt; keeps its top layers and the weights omega"
     )
     not_over: ClassVar[Mapping[str, str]] = {
+        "fedcac": "its masks are of every parameter, and what this plug-in keeps at the client never reaches the server",
         "personal": "it mixes the one model that is sent with the client's own, and this one makes its model on receipt itself",
         "adapt": "it mixes the network's own layers, and this one has changed its network",
         "fedamp": "its clients start from their own model, with which there is nothing to mix",

@@ -63,6 +63,7 @@ class FedDBE(FedAvg):
         "client: the mean feature of a batch; keeps d numbers. Round 1 is for the common mean feature"
     )
     not_over: ClassVar[Mapping[str, str]] = {
+        "fedcac": "its masks are of every parameter, and what this plug-in keeps at the client never reaches the server",
         "adapt": "its vector belongs to the network's output layer, and this one has changed its network",
         "loss": "it holds the features of FedAvg's loss, and this one has a loss of its own",
         "fedamp": "its clients start from their own models, which need no vector of their own",

@@ -39,6 +39,7 @@ class Offset(FedAvg):
     plugin: ClassVar[str] = "offset"
     work: ClassVar[str] = "client: keeps K numbers"
     not_over: ClassVar[Mapping[str, str]] = {
+        "fedcac": "its masks are of every parameter, and what this plug-in keeps at the client never reaches the server",
         "adapt": "it belongs to the network's output layer, and this one has changed its network",
         "personal": "this one makes its clients' models on receipt itself, whole ones that need no offset",
         "fedamp": "its clients have whole models of their own, which need no offset",
