@@ -136,7 +136,7 @@ def test_what_was_measured_is_what_the_next_round_starts_from():
     worker = worker_of(simulation)
     got = simulation.engine.download(after.server, visit)
     start = simulation.algorithm.begin(got, visit.own, worker.view(1, {}))
-    begun = simulation.engine.worker.received(4, visit, start)
+    begun = simulation.engine.tasks.received(4, visit, start)
     assert leaves(begun.params) == leaves(measured)
     simulation.close()
 

@@ -13,7 +13,7 @@ from cwfed.core.types import Batch, Output, Start
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
-from tests.conftest import worker_of, finish, leaves
+from tests.conftest import finish, leaves, worker_of
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 PLAIN = ("algorithm.align_epochs=0", "algorithm.weights=samples")
@@ -110,7 +110,7 @@ def begun(simulation, progress, client):
     engine, visit = simulation.engine, simulation.visit(client, progress.kept.get(client, {}))
     worker = worker_of(simulation)
     start = simulation.algorithm.begin(engine.download(progress.server, visit), visit.own, worker.view(client, {}))
-    return start, engine.worker.received(progress.round + 1, visit, start)
+    return start, engine.tasks.received(progress.round + 1, visit, start)
 
 
 def test_alignment_moves_the_received_body_towards_the_old_features_and_leaves_the_head():

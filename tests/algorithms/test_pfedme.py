@@ -15,7 +15,7 @@ from cwfed.core.types import Batch, Output, Start, Uploads
 from cwfed.engine import Candidate, Visit
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import model, task, tiny, uploads
-from tests.conftest import worker_of, finish, leaves
+from tests.conftest import finish, leaves, worker_of
 
 SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 BATCH_NORM = ("model.name=tests.engine.test_engines:with_batch_norm", "model.options={}")

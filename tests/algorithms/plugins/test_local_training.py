@@ -70,7 +70,7 @@ def test_each_part_is_fixed_while_the_other_is_trained_and_wdr_acts_on_the_head_
     passes = {}
     for wdr in (0, 5):
         simulation = Simulation(small("algorithm.name=cwfedavg+head_first", f"algorithm.wdr={wdr}", *TINY))
-        bench, seen = simulation.engine.worker.bench, []
+        bench, seen = simulation.engine.tasks.worker, []
         make = bench._make
 
         def watched(*given, make=make, seen=seen, bench=bench):
