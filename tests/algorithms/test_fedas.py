@@ -57,7 +57,7 @@ def test_the_weights_by_hand():
         up = uploads([0, 1], [[10.0], [20.0]], counts=[1, 4], **extras)
         assert FedAS(weights=weights).aggregate({"model": model(0.0)}, up)["model"]["w"].tolist() == [expected]
     assert set(FedAS().extras_spec({}, task(2))) == {"fisher"}
-    assert FedAS(weights="equal").beside({}, task(2)) == {}
+    assert FedAS(weights="equal").extras_spec({}, task(2)) == {}
 
 
 def linear_model(shape, classes):
