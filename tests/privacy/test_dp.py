@@ -56,12 +56,12 @@ def test_noise_has_the_deviation_clip_times_multiplier(source):
 
 
 @pytest.fixture
-def bench():
+def worker():
     simulation = private("model.name=cnn", "model.options={hidden=16}", "run.engine=loop")
     worker = worker_of(simulation)
     worker.load(simulation.initial)
     worker.model.train()
-    yield bench
+    yield worker
     simulation.close()
 
 
