@@ -32,14 +32,19 @@ def test_lines_are_means_of_the_events(runs):
     record = read_run(runs / "wdr")
     lines, left_out = audit.audit([record])
     assert not left_out
-    assert [(line.round, line.estimate) for line in lines[:3]] == [(1, "norms"), (1, "change"), (2, "norms")]
+    assert [(line.round, line.estimate) for line in lines[:4]] == [
+        (1, "norms"),
+        (1, "lengths"),
+        (1, "change"),
+        (2, "norms"),
+    ]
     errors = record.rounds[-1].leaks["norms"].error
     (last,) = [line for line in lines if line.round == 4 and line.estimate == "norms"]
     assert last.error == pytest.approx(sum(errors) / len(errors))
     assert last.guess == pytest.approx(
         0.8, abs=0.01
     )  # two of ten classes: 1/10 for each is wrong for 8/10 of the samples
-    assert [line.round for line in audit.some_rounds(lines)] == [1, 2, 4, 1, 2, 4]
+    assert [line.round for line in audit.some_rounds(lines)] == 3 * [1, 2, 4]
 
 
 def test_an_estimate_of_another_version_is_drawn_too(runs):
@@ -56,12 +61,12 @@ def test_the_command_compares_runs_and_leaves_a_picture_and_tables(runs, tmp_pat
         assert text in done.stdout
     with (tmp_path / "audit" / "privacy.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * 2 * 4  # runs, estimates, rounds
+    assert len(rows) == 3 * 3 * 4  # runs, estimates, rounds
     assert (tmp_path / "audit" / "privacy.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "audit" / "privacy.svg").read_text()
     assert "| run | accuracy | estimate |" in (tmp_path / "audit" / "privacy.md").read_text()
     found = json.loads(cwfed("privacy", runs / "plain", "--json", cwd=tmp_path).stdout)
-    assert {line["estimate"] for line in found} == {"norms", "change"}
+    assert {line["estimate"] for line in found} == {"norms", "lengths", "change"}
 
 
 def test_what_cannot_be_audited_is_named(runs, tmp_path):
