@@ -55,6 +55,10 @@ class RunError(CwfedError):
     """A run cannot start, go on or be read: folder in use, foreign checkpoint, diverged training."""
 
 
+class WorkerLost(RunError):
+    """A worker process has ended by itself; what was done before it is whole, and the run can be resumed."""
+
+
 class Interrupted(CwfedError):
     """Ctrl-C, with a word on how to go on."""
 

@@ -218,17 +218,19 @@ class RunSection(Section):
 
     seed: int = setting(0, ge=0)
     """Everything random is a function of (seed, purpose, round, client); `data.split_seed` can take the split out of it."""
-    engine: Literal["auto", "loop", "threads", "vmap"] = setting("auto", changes="nothing")
-    """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `vmap`: all clients in one
-    batched step, the same but for rounding. `auto` picks by model, device and number of participants, never by a clock, and says why
-    ([performance.md](performance.md))."""
+    engine: Literal["auto", "loop", "threads", "processes", "vmap"] = setting("auto", changes="nothing")
+    """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `processes`: the same in
+    worker processes, the same bits; `vmap`: all clients in one batched step, the same but for rounding. `auto` picks by model, devices,
+    participants and length of the run, never by a clock, and says why ([performance.md](performance.md))."""
     workers: int = setting(0, ge=0, le=10_000, changes="nothing")
-    """Clients trained side by side; 0 is one per core."""
+    """Clients trained side by side; 0 is one per core, or one per device where `device` has several."""
     compile: Literal["auto", "always", "never"] = setting("auto", changes="nothing")
-    """Whether the vmap engine compiles its step; `auto` does in a run long enough to pay for it (20,000 steps, the same clients in every
-    round)."""
+    """Whether the vmap engine compiles its step, which changes the last bits; `auto` does in a run long enough to pay for it (20,000 steps,
+    the same clients in every round) where there is a C++ compiler. What it chose stands in the run's config.toml and manifest.json, and a
+    resumed or longer run keeps it."""
     device: str = setting("auto", changes="nothing")
-    """`auto`, `cpu`, `cuda` or `mps`: where clients train."""
+    """`auto`, `cpu`, `cuda` or `mps`: where clients train. Several with commas between them, such as `cuda:0,cuda:1`: each worker process
+    has one, in turn; `auto` is all GPUs."""
     evaluate_every: int = setting(1, ge=1, le=MOST)
     """Rounds between two evaluations; the last round is always evaluated."""
     evaluate_clients: int = setting(0, ge=0, le=MOST)
@@ -368,6 +370,10 @@ class Config(Section):
         """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data, partition and metrics."""
         own = [name for name in (self.model.name, self.data.name, self.data.partition) if ":" in name]
         return algorithms.foreign(self.algorithm) + own + self.run.metrics
+
+    def but(self, **run: Any) -> Config:
+        """The same with other settings of how it is carried out."""
+        return self.model_copy(update={"run": self.run.model_copy(update=run)})
 
     def build_algorithm(self) -> algorithms.FedAvg:
         """The algorithm with its hyper-parameters."""

@@ -47,10 +47,10 @@ class Simulation(Experiment):
     """An experiment with an engine to carry it out."""
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
-        self.device = engine.find_device(config.run.device)
+        self.devices = engine.find_devices(config.run.device, config.run.engine)
         self.notes: list[str] = []
         """What the user should know before the first round."""
-        if config.train.precision == "bf16" and (note := require_bf16(self.device)):
+        if config.train.precision == "bf16" and (note := require_bf16(self.devices[0])):
             self.notes.append(note)
         super().__init__(config, data_dir)
         self.notes += self._who_holds_nothing()
@@ -59,12 +59,19 @@ class Simulation(Experiment):
         choice = Choice(
             name=run.engine,
             workers=run.workers,
+            devices=self.devices,
             participants=self.participants(),
             compile=run.compile,
             rounds=train.rounds,
             is_steady=self.participants() == len(self.members) and train.client_dropout == 0,
         )
-        self.engine = engine.choose(self.job(self.federation, self.device), choice)
+        # worker processes have the data on their devices, this one in main memory
+        is_elsewhere = len(self.devices) > 1 or run.engine == "processes"
+        home = torch.device("cpu") if is_elsewhere else self.devices[0]
+        self.engine = engine.choose(self.job(self.federation, home), choice)
+        if self.engine.name == "vmap" and run.compile == "auto":  # what it chose belongs to the run: its config says so
+            self.config = config = config.but(compile="always" if self.engine.compile else "never")
+        self.notes += filter(None, [self.engine.note])
         before = self.start()
         self.engine.rehearse(before.server, self.visit(self.members[0], {}))
         if spent := self.spent(train.rounds):
@@ -370,7 +377,8 @@ class Simulation(Experiment):
                 "name": self.engine.name,
                 "workers": self.engine.workers,
                 "why": self.engine.why,
-                "device": str(self.device),
+                "device": ",".join(map(str, self.devices)),
+                "compiled": self.engine.compile,
                 "precision": self.config.train.precision,
             },
             words=about.words,

@@ -32,7 +32,7 @@ from cwfed.core.metrics import PER_CLASS, SAMPLES, Own, everything
 from cwfed.core.types import Download, Params
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
-from cwfed.engine import Candidate, Loop, Score, find_device
+from cwfed.engine import Candidate, Loop, Score, find_devices
 from cwfed.federation import guard, manifest
 from cwfed.federation.config import Config, PrivacySection
 from cwfed.federation.experiment import Blueprint, deal
@@ -95,7 +95,7 @@ class Worker:
         self._account = account
         self.forms = blueprint.sent_forms()
         self._state = state
-        self._loop = Loop(blueprint.job(federation, find_device(blueprint.config.run.device), self._noise))
+        self._loop = Loop(blueprint.job(federation, find_devices(blueprint.config.run.device, "loop")[0], self._noise))
 
     def train(self, client: int, round_: int, accepted: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""

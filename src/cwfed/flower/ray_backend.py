@@ -147,7 +147,7 @@ def _ray(config: Config) -> dict[str, Any]:
 
 def _plainly(config: Config) -> Config:
     """The server's own part, portrait and final models, needs no fast engine."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "loop"})})
+    return config.but(engine="loop")
 
 
 def _section(simulation: Simulation) -> FederationSection:

@@ -108,9 +108,7 @@ def first_epoch(item: Item, workshop: Workshop) -> Outcome:
     entry = setup.entry(Row(label="", algorithm={"name": "cwfedavg"}))
     config = with_algorithm(setup.config, entry, setup.seeds[0])
     wdr = config.algorithm["wdr"]
-    simulation = Simulation(
-        config.model_copy(update={"run": config.run.model_copy(update={"engine": "loop"})}), workshop.data_dir
-    )
+    simulation = Simulation(config.but(engine="loop"), workshop.data_dir)
     try:
         counts = np.stack([simulation.federation.class_counts(c) for c in range(simulation.clients)])
         # the client with most samples: its lines are longest

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cwfed.core import plugins
-from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.errors import ConfigError, RunError, WorkerLost
 from cwfed.core.events import Event, Newcomers, Note, PhaseResult, Round, Started
 from cwfed.federation.config import Config, from_table
 from cwfed.federation.manifest import Facts, changed
@@ -108,7 +108,8 @@ def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> C
     if config is None:
         return folder.config(imports=True)
     folder.check_same(config)
-    return config
+    begun = folder.config().run.compile  # a run stays compiled, or not, whatever "auto" would choose here and now
+    return config.but(compile=begun) if config.run.compile == "auto" else config
 
 
 def _summary(folder: RunFolder) -> Summary:
@@ -252,7 +253,7 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
                 if time.monotonic() - last_saved >= config.run.checkpoint_seconds:
                     folder.save(progress, written, picked.progress)
                     last_saved = time.monotonic()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, WorkerLost):
             if progress.round:
                 folder.save(progress, written, picked.progress)
             raise
@@ -313,8 +314,7 @@ def _check_manifest(folder: RunFolder, now: dict[str, Any]) -> list[str]:
     differ = {"on another kind of CPU": (then.machine.instruction_set, now["machine"]["instruction_set"])}
     engine = Facts.model_validate(now).engine
     if then.engine.rounding() != engine.rounding():
-        before, here = (f"{which.name} on {which.device}" for which in (then.engine, engine))
-        differ["on another engine"] = before, here
+        differ["on another engine"] = then.engine.words(), engine.words()
     for package in ("torch", "numpy", "cwfed"):
         here = now["versions"][package]
         differ[f"with another {package}"] = then.versions.get(package, here), here
