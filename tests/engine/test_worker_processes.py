@@ -68,7 +68,9 @@ def test_each_worker_has_its_device(tmp_path, monkeypatch):
     """CPUs that stand for GPUs: torch knows cpu:1, and computes on the one there is."""
     monkeypatch.setenv("CWFED_TEST_FOLDER", str(tmp_path))
     algorithm = f"algorithm.name={__name__}:Tells"
-    simulation = Simulation(small(*FEW, algorithm, "run.device=cpu:0,cpu:1", "train.participation=1", "train.rounds=9"))
+    simulation = Simulation(
+        small(*FEW, algorithm, "run.device=cpu:0,cpu:1", "train.participation=1", "train.rounds=9")
+    )
     about = simulation.manifest()["engine"]
     assert (about["name"], about["workers"], about["device"]) == ("processes", 2, "cpu:0,cpu:1")
     assert "there are 2 devices" in about["why"]
@@ -79,7 +81,9 @@ def test_each_worker_has_its_device(tmp_path, monkeypatch):
             break
     simulation.close()
     assert told() == ["cpu:0", "cpu:1"]
-    one = Simulation(small(*FEW, algorithm, "run.engine=loop", "train.participation=1", f"train.rounds={progress.round}"))
+    one = Simulation(
+        small(*FEW, algorithm, "run.engine=loop", "train.participation=1", f"train.rounds={progress.round}")
+    )
     assert leaves(to_tree(progress)) == leaves(to_tree(finish(one)[0]))
 
 

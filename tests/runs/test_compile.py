@@ -55,7 +55,9 @@ def test_a_longer_run_stays_as_it_was_begun(tmp_path, monkeypatch):
 def test_a_compiled_run_says_so_and_is_not_resumed_without_a_compiler(tmp_path, monkeypatch):
     session.run(small(*BATCHED), tmp_path)
     assert choice(tmp_path) == ("always", True)
-    monkeypatch.setattr(vmap, "COMPILE_FOR", 10**9)  # "auto" would not compile now: it is the run's choice that counts
+    monkeypatch.setattr(
+        vmap, "COMPILE_FOR", 10**9
+    )  # "auto" would not compile now: it is the run's choice that counts
     session.run(small(*BATCHED, "train.rounds=3"), tmp_path, resume=True)
     assert choice(tmp_path) == ("always", True)
     with monkeypatch.context() as without:

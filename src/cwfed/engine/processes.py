@@ -106,7 +106,10 @@ class _Worker:
         self._inbox, self._outbox = Memory(), Memory()
         ours, its = socket.socketpair()
         files = [its.fileno(), *(memory.file for memory in (library, board, self._inbox, self._outbox))]
-        told = [json.dumps([place for place in sys.path if isinstance(place, str)]), json.dumps([*files, str(device)])]
+        told = [
+            json.dumps([place for place in sys.path if isinstance(place, str)]),
+            json.dumps([*files, str(device)]),
+        ]
         with _deaf_to_ctrl_c():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", START, *told], stdin=subprocess.DEVNULL, pass_fds=files

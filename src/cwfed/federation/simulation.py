@@ -69,7 +69,9 @@ class Simulation(Experiment):
         is_elsewhere = len(self.devices) > 1 or run.engine == "processes"
         home = torch.device("cpu") if is_elsewhere else self.devices[0]
         self.engine = engine.choose(self.job(self.federation, home), choice)
-        if self.engine.name == "vmap" and run.compile == "auto":  # what it chose belongs to the run: its config says so
+        if (
+            self.engine.name == "vmap" and run.compile == "auto"
+        ):  # what it chose belongs to the run: its config says so
             self.config = config = config.but(compile="always" if self.engine.compile else "never")
         self.notes += filter(None, [self.engine.note])
         before = self.start()
@@ -247,17 +249,15 @@ class Simulation(Experiment):
     def _measure(self, opened: OpenRound, trained: Mapping[int, Params]) -> None:
         """Measure the models just trained, by participant, and those that clients have on receipt from now on."""
         if not self.is_tuned:
-            opened.measured("trained", self._measure_trained(trained, opened.kept, opened.trained))
+            opened.measured("trained", self._measure_trained(opened, trained))
         after = opened.progress
         opened.measured("received", self._measure_received(after))
         if self.is_tuned:
             opened.measured("trained", self._measure_received(after, is_tuned=True))
 
-    def _measure_trained(
-        self, trained: Mapping[int, Params], kept: dict[int, Params], known: Mapping[int, Score]
-    ) -> dict[int, Score]:
+    def _measure_trained(self, opened: OpenRound, trained: Mapping[int, Params]) -> dict[int, Score]:
         """Scores of the models just trained, and of kept ones that were trained in a round without evaluation."""
-        evaluated = set(self.evaluated)
+        evaluated, kept, known = set(self.evaluated), opened.kept, opened.trained
         models = {client: model for client, model in trained.items() if client in evaluated}
         if self.has_own_models:
             stale = sorted((evaluated & kept.keys()) - models.keys() - known.keys())
@@ -267,7 +267,7 @@ class Simulation(Experiment):
             statistics = self.statistics(kept, c)
             shown = self.after_training(model | statistics, self._counts(c))
             candidates.append(Candidate(Visit(c, statistics=statistics), shown))
-        return dict(zip(models, self.engine.measure(candidates), strict=True))
+        return dict(zip(models, self.engine.measure(candidates, opened.number + 1), strict=True))
 
     def _counts(self, client: int) -> list[float]:
         """n_ij: a client's training samples by class."""

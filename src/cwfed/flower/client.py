@@ -95,7 +95,9 @@ class Worker:
         self._account = account
         self.forms = blueprint.sent_forms()
         self._state = state
-        self._loop = Loop(blueprint.job(federation, find_devices(blueprint.config.run.device, "loop")[0], self._noise))
+        self._loop = Loop(
+            blueprint.job(federation, find_devices(blueprint.config.run.device, "loop")[0], self._noise)
+        )
 
     def train(self, client: int, round_: int, accepted: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""
