@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from torch import nn
 
 from cwfed.algorithms import CwFedAvg, FedAvg
 from cwfed.core.errors import ConfigError, RunError
-from cwfed.engine import find_devices
+from cwfed.engine import Choice, choose, find_devices
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
@@ -32,23 +32,31 @@ def outcome(*settings):
 
 
 CASES = {
-    "class-wise": ["algorithm.name=cwfedavg", "train.client_dropout=0.2", "run.workers=2"],
-    "kept models, a combination": ["algorithm.name=fedfomo+prior", "run.workers=1"],
-    "running statistics, passes of its own": [
+    "kept models, a combination": ["algorithm.name=fedfomo+prior"],
+    "running statistics, passes of its own, an optimiser": [
         "model.name=tests.engine.test_engines:with_batch_norm",
         "model.options={}",
         "train.batch_norm=local",
         "algorithm.name=fedrep",
-        "run.workers=1",
+        "train.optimizer=adam",
+        "train.keep_optimizer=true",
     ],
-    "optimisers": ["train.optimizer=adam", "train.keep_optimizer=true", "algorithm.name=ditto", "run.workers=1"],
-    "private": ["privacy.dp=sample", "algorithm.name=fedavg", "run.workers=1"],
+    "passes on receipt, dropout": [
+        "model.name=tests.engine.test_engines:with_dropout",
+        "model.options={}",
+        "algorithm.name=fedala",
+        "data.augment=crop",
+    ],
+    "private": ["privacy.dp=sample", "algorithm.name=fedavg"],
 }
+SLOW = ("passes on receipt, dropout", "private")
+"""A worker takes some seconds to import torch, and as many for the accountant."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_worker_processes_give_the_loops_bits(case):
-    assert outcome(*CASES[case], "run.engine=processes") == outcome(*CASES[case], "run.engine=loop")
+    found = outcome(*CASES[case], "run.engine=processes", "run.workers=1")
+    assert found == outcome(*CASES[case], "run.engine=loop")
 
 
 # --- devices
@@ -65,11 +73,11 @@ class Tells(CwFedAvg):
 
 
 def test_each_worker_has_its_device(tmp_path, monkeypatch):
-    """CPUs that stand for GPUs: torch knows cpu:1, and computes on the one there is."""
+    """CPUs that stand for GPUs: torch knows cpu:1, and computes on the one there is. Two workers, the loop's bits."""
     monkeypatch.setenv("CWFED_TEST_FOLDER", str(tmp_path))
     algorithm = f"algorithm.name={__name__}:Tells"
     simulation = Simulation(
-        small(*FEW, algorithm, "run.device=cpu:0,cpu:1", "train.participation=1", "train.rounds=9")
+        small(*FEW, algorithm, "run.device=cpu:0,cpu:1", "train.participation=1", "train.rounds=100000")
     )
     about = simulation.manifest()["engine"]
     assert (about["name"], about["workers"], about["device"]) == ("processes", 2, "cpu:0,cpu:1")
@@ -130,8 +138,6 @@ def test_a_worker_that_is_killed_is_one_sentence_and_the_run_can_be_resumed(tmp_
     resumed = session.run(config.but(engine="loop"), tmp_path / "run", resume=True)
     whole = session.run(config.but(engine="loop"), tmp_path / "whole")
     assert (resumed.accuracy, resumed.rounds) == (whole.accuracy, 5)
-    last = [(RunFolder(tmp_path / name).path / "models").glob("*") for name in ("run", "whole")]
-    assert [sorted(path.name for path in found) for found in last][0]
 
 
 @dataclass(frozen=True)
@@ -152,9 +158,9 @@ def test_an_error_in_a_worker_comes_out_with_its_place_and_workers_can_be_asked_
     simulation.close()
 
 
-def with_a_lock(shape, classes):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
-    model.output_layer, model.lock = "1", Lock()
+def with_a_lock(shape, classes, hidden=64):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, classes))
+    model.output_layer, model.lock = "2", Lock()
     return model
 
 
@@ -171,6 +177,20 @@ class Lock:
 def test_what_cannot_be_sent_to_a_worker_is_one_sentence():
     with pytest.raises(ConfigError, match=r'cannot send this experiment to its workers, use "threads": .*lock'):
         Simulation(small(f"model.name={__name__}:with_a_lock", "model.options={}", "run.engine=processes"))
+
+
+def test_auto_takes_worker_processes_for_a_long_run_of_large_steps():
+    job = Simulation(small("model.name=cnn", "run.engine=loop")).engine.job
+    long = Choice(workers=2, participants=6, rounds=100_000)
+    picked = [choose(job, how) for how in (long, replace(long, rounds=10), replace(long, workers=1))]
+    assert [engine.name for engine in picked] == ["processes", "threads", "loop"]
+    assert picked[0].why.endswith("is work for a core, and there are 2, for a long run")
+    settings = (f"model.name={__name__}:with_a_lock", "model.options={hidden=10_000}", "run.engine=loop")
+    alone = choose(Simulation(small(*settings)).engine.job, long)
+    assert alone.name == "threads"
+    assert "cannot be sent to other processes: " in alone.why
+    for engine in (*picked, alone):
+        engine.close()
 
 
 # --- nothing is left running

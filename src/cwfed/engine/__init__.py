@@ -16,7 +16,6 @@ from cwfed.engine.loop import Loop
 from cwfed.engine.processes import CannotShare, Processes
 from cwfed.engine.threads import Threads
 from cwfed.engine.vmap import CannotVmap, Vmap
-from cwfed.engine.worker import LocalTraining
 
 __all__ = [
     "Candidate",
@@ -38,6 +37,9 @@ SMALL_STEP, LARGE_STEP = 2_000_000, 8_000_000
 """Floating-point operations of a batch's forward pass: under the first a step on a CPU is mostly overhead; from the
 second on it is work enough that threads do not wait for each other's Python (docs/performance.md has the measurements).
 """
+LONG_RUN = 5e12
+"""Floating-point operations of all forward passes of a run: from here on, a minute or two of some cores, it pays for worker
+processes, which take some seconds to start."""
 ENOUGH_CLIENTS = 4
 """Fewer clients in a batched step do not make up for what it costs."""
 
@@ -156,7 +158,16 @@ def _pick(job: Job, choice: Choice, workers: int) -> tuple[str, str]:
         return "loop", f"{step} is too short for threads"
     if workers == 1:
         return "loop", "there is one worker"
-    return "threads", f"{step} is work for a core, and there are {workers}"
+    reason = f"{step} is work for a core, and there are {workers}"
+    if work * _steps(job, choice) < LONG_RUN:
+        return "threads", reason
+    return "processes", f"{reason}, for a long run"
+
+
+def _steps(job: Job, choice: Choice) -> float:
+    """Steps of all clients in all rounds."""
+    trained = [len(shard.train) for shard in job.federation.shards.values()]
+    return sum(trained) / len(trained) / job.how.batch_size * job.how.epochs * choice.participants * choice.rounds
 
 
 def _forward_work(model: nn.Module, samples: Samples, batch_size: int) -> int:
