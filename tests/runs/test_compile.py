@@ -6,7 +6,7 @@ import pytest
 
 from cwfed.core.errors import ConfigError
 from cwfed.core.events import Note
-from cwfed.engine import vmap
+from cwfed.engine import traced, vmap
 from cwfed.runs import session
 from cwfed.runs.folder import RunFolder
 from tests.conftest import small
@@ -26,16 +26,20 @@ def notes(path):
 
 @pytest.fixture
 def _eager(monkeypatch):
-    """Every run is long enough to be compiled. Ours are compiled to what they are: only who asks for it matters here."""
+    """Every run is long enough to be compiled: to what it is, for only who asks for it matters here, and torch's compiler takes long."""
+
+    def as_it_is(self, given, compile):
+        return lambda *leaves: self.function(*traced._like(given, iter(leaves)))
+
     monkeypatch.setattr(vmap, "COMPILE_FOR", 1)
-    monkeypatch.setattr("torch._inductor.compile", lambda line, example: line)
+    monkeypatch.setattr(traced.Traced, "_straight", as_it_is)
 
 
 @pytest.fixture
 def _no_compiler(monkeypatch):
     """None is found, and none is asked."""
     monkeypatch.setenv("PATH", "")
-    monkeypatch.delattr("torch._inductor.compile")
+    monkeypatch.delattr(traced.Traced, "_straight")
 
 
 def test_a_longer_run_stays_as_it_was_begun(tmp_path, monkeypatch):
@@ -44,7 +48,7 @@ def test_a_longer_run_stays_as_it_was_begun(tmp_path, monkeypatch):
     assert choice(tmp_path / "run") == ("never", False)
     whole = session.run(small(*BATCHED, "train.rounds=4"), tmp_path / "whole")
     monkeypatch.setattr(vmap, "COMPILE_FOR", 1)
-    monkeypatch.delattr("torch._inductor.compile")  # whoever compiles fails
+    monkeypatch.delattr(traced.Traced, "_straight")  # whoever compiles fails
     longer = session.run(small(*BATCHED, "train.rounds=4"), tmp_path / "run", resume=True)
     assert choice(tmp_path / "run") == ("never", False)
     assert longer.accuracy == whole.accuracy
