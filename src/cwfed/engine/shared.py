@@ -172,7 +172,8 @@ def _array_at(place: Place, memory: Memory) -> NDArray[Any]:
 
 def _file_of(array: NDArray[Any]) -> Place | None:
     """The file that an array is a view of; None where it is none, or was changed since: a view may be written to."""
-    if not (isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.flags.c_contiguous):
+    base: object = array.base  # a part of a view has the view there
+    if not (isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.flags.c_contiguous):
         return None
     path, offset = os.path.abspath(array.filename or ""), int(array.offset)
     try:
