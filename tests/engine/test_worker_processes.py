@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from torch import nn
 
 from cwfed.algorithms import CwFedAvg, FedAvg
 from cwfed.core.errors import ConfigError, RunError
-from cwfed.engine import Choice, choose, find_devices
+from cwfed.engine import find_devices
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
@@ -158,9 +158,9 @@ def test_an_error_in_a_worker_comes_out_with_its_place_and_workers_can_be_asked_
     simulation.close()
 
 
-def with_a_lock(shape, classes, hidden=64):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, classes))
-    model.output_layer, model.lock = "2", Lock()
+def with_a_lock(shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    model.output_layer, model.lock = "1", Lock()
     return model
 
 
@@ -177,20 +177,6 @@ class Lock:
 def test_what_cannot_be_sent_to_a_worker_is_one_sentence():
     with pytest.raises(ConfigError, match=r'cannot send this experiment to its workers, use "threads": .*lock'):
         Simulation(small(f"model.name={__name__}:with_a_lock", "model.options={}", "run.engine=processes"))
-
-
-def test_auto_takes_worker_processes_for_a_long_run_of_large_steps():
-    job = Simulation(small("model.name=cnn", "run.engine=loop")).engine.job
-    long = Choice(workers=2, participants=6, rounds=100_000)
-    picked = [choose(job, how) for how in (long, replace(long, rounds=10), replace(long, workers=1))]
-    assert [engine.name for engine in picked] == ["processes", "threads", "loop"]
-    assert picked[0].why.endswith("is work for a core, and there are 2, for a long run")
-    settings = (f"model.name={__name__}:with_a_lock", "model.options={hidden=10_000}", "run.engine=loop")
-    alone = choose(Simulation(small(*settings)).engine.job, long)
-    assert alone.name == "threads"
-    assert "cannot be sent to other processes: " in alone.why
-    for engine in (*picked, alone):
-        engine.close()
 
 
 # --- nothing is left running

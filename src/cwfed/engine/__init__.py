@@ -13,7 +13,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.data import Samples
 from cwfed.engine.base import Candidate, Engine, Job, Score, Visit, Visited
 from cwfed.engine.loop import Loop
-from cwfed.engine.processes import CannotShare, Processes
+from cwfed.engine.processes import Processes
 from cwfed.engine.threads import Threads
 from cwfed.engine.vmap import CannotVmap, Vmap
 
@@ -37,9 +37,6 @@ SMALL_STEP, LARGE_STEP = 2_000_000, 8_000_000
 """Floating-point operations of a batch's forward pass: under the first a step on a CPU is mostly overhead; from the
 second on it is work enough that threads do not wait for each other's Python (docs/performance.md has the measurements).
 """
-LONG_RUN = 5e12
-"""Floating-point operations of all forward passes of a run: from here on, a minute or two of some cores, it pays for worker
-processes, which take some seconds to start."""
 ENOUGH_CLIENTS = 4
 """Fewer clients in a batched step do not make up for what it costs."""
 
@@ -123,13 +120,8 @@ def choose(job: Job, choice: Choice) -> Engine:
                 raise
             name, reason = "loop", f"this model cannot be vmapped: {str(error).partition(': ')[2]}"
     if name == "processes":
-        try:
-            engine = Processes(job, workers, choice.devices)
-        except CannotShare as error:
-            if not reason or several:
-                raise
-            name, reason = "threads", f"it cannot be sent to other processes: {str(error).partition(': ')[2]}"
-    if name == "threads":
+        engine = Processes(job, workers, choice.devices)
+    elif name == "threads":
         engine = Threads(job, workers)
     elif name == "loop":
         engine = Loop(job)
@@ -158,16 +150,7 @@ def _pick(job: Job, choice: Choice, workers: int) -> tuple[str, str]:
         return "loop", f"{step} is too short for threads"
     if workers == 1:
         return "loop", "there is one worker"
-    reason = f"{step} is work for a core, and there are {workers}"
-    if work * _steps(job, choice) < LONG_RUN:
-        return "threads", reason
-    return "processes", f"{reason}, for a long run"
-
-
-def _steps(job: Job, choice: Choice) -> float:
-    """Steps of all clients in all rounds."""
-    trained = [len(shard.train) for shard in job.federation.shards.values()]
-    return sum(trained) / len(trained) / job.how.batch_size * job.how.epochs * choice.participants * choice.rounds
+    return "threads", f"{step} is work for a core, and there are {workers}"
 
 
 def _forward_work(model: nn.Module, samples: Samples, batch_size: int) -> int:

@@ -220,8 +220,8 @@ class RunSection(Section):
     """Everything random is a function of (seed, purpose, round, client); `data.split_seed` can take the split out of it."""
     engine: Literal["auto", "loop", "threads", "processes", "vmap"] = setting("auto", changes="nothing")
     """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `processes`: the same in
-    worker processes, the same bits; `vmap`: all clients in one batched step, the same but for rounding. `auto` picks by model, devices,
-    participants and length of the run, never by a clock, and says why ([performance.md](performance.md))."""
+    worker processes, the same bits; `vmap`: all clients in one batched step, the same but for rounding. `auto` picks by model, devices
+    and number of participants, never by a clock, and says why ([performance.md](performance.md))."""
     workers: int = setting(0, ge=0, le=10_000, changes="nothing")
     """Clients trained side by side; 0 is one per core, or one per device where `device` has several."""
     compile: Literal["auto", "always", "never"] = setting("auto", changes="nothing")
