@@ -26,6 +26,9 @@ def connect(folder: str) -> socket.socket:
     try:
         os.chdir(folder)
         connection.connect("socket")
+    except OSError:
+        connection.close()
+        raise
     finally:
         os.fchdir(here)
         os.close(here)

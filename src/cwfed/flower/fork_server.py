@@ -36,7 +36,7 @@ from cwfed.core.errors import CwfedError
 from cwfed.flower import clientapp_shim
 
 PROGRAM = "flwr-clientapp"
-PRELOADED = ("flwr.supernode.cli", "cwfed.flower.client")
+PRELOADED = ("flwr.supernode.cli", "cwfed.flower.client", "threadpoolctl")
 SOONEST, LATEST = 5.0, 600.0
 """Seconds until a fork server that has died is started again: twice as long every time, up to the latter."""
 STAYS = 60.0
@@ -90,6 +90,9 @@ def keep(folder: str, life: int) -> None:
 
 def work(folder: str, life: int) -> None:
     """Be the fork server; comes back in a child only, when that has done its work."""
+    os.environ["OPENBLAS_NUM_THREADS"] = (
+        "1"  # numpy's library starts its threads when it is imported: a child's are its own
+    )
     listener = listen(folder)  # shims wait there while this imports, which takes no longer than importing themselves
     preload()
     if len(os.listdir("/proc/self/task")) > 1:
@@ -131,16 +134,19 @@ class Request:
     @classmethod
     def read(cls, connection: socket.socket) -> Request | None:
         """None where who asked is gone."""
-        head, files, _, _ = socket.recv_fds(connection, 8, 3)
-        length, text = int.from_bytes(head, "big"), b""
-        while len(text) < length and (more := connection.recv(length - len(text))):
-            text += more
-        if not head or len(text) < length:
-            for file in files:
-                os.close(file)
-            return None
-        asked: dict[str, Any] = json.loads(text)
-        return cls(connection, asked["arguments"], asked["environment"], asked["folder"], files)
+        text, files = b"", list[int]()
+        with suppress(OSError):
+            head, files, _, _ = socket.recv_fds(connection, 8, 3)
+            length = int.from_bytes(head, "big")
+            while len(text) < length and (more := connection.recv(length - len(text))):
+                text += more
+            if text and len(text) == length:
+                asked: dict[str, Any] = json.loads(text)
+                return cls(connection, asked["arguments"], asked["environment"], asked["folder"], files)
+        for file in files:
+            os.close(file)
+        connection.close()
+        return None
 
 
 def requests(listener: socket.socket, life: int) -> Request | None:
@@ -186,6 +192,7 @@ def answer(request: Request) -> None:
     """Be `flwr-clientapp`, as the shim was started."""
     import numpy as np
     from flwr.supernode.cli import flwr_clientapp
+    from threadpoolctl import ThreadpoolController
 
     for number, file in enumerate(request.files):
         os.dup2(file, number)
@@ -193,11 +200,18 @@ def answer(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
+    ThreadpoolController().select(internal_api="openblas").limit(limits=openblas_threads())
     np.random.seed()  # all children would have the same numbers; torch's are the same in every new process
     sys.argv = [PROGRAM, *request.arguments]
     threading.Thread(target=heed, args=[request.connection], daemon=True).start()
     request.connection.send(b"!")
     sys.exit(flwr_clientapp())
+
+
+def openblas_threads() -> int:
+    """As many as numpy has in a process of its own: sums are made of as many parts."""
+    said = [os.environ.get(f"{library}_NUM_THREADS", "") for library in ("OPENBLAS", "OMP")]
+    return next((int(number) for number in said if number.isdecimal() and int(number)), len(os.sched_getaffinity(0)))
 
 
 def heed(connection: socket.socket) -> None:
