@@ -58,8 +58,10 @@ def is_up(folder: Path) -> bool:
 
 
 def servers(folder: Path) -> list[int]:
-    """Who starts the fork server, and the fork server."""
-    return sorted(pid for pid in marked(str(folder)) if b"keep" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    """Who starts the fork server, the fork server, and its children; parents first."""
+    found = [pid for pid in marked(str(folder)) if b"keep" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    parents = {pid: parent(pid) for pid in found}
+    return sorted(found, key=lambda pid: (parents[pid] in found) + (parents.get(parents[pid]) in found))
 
 
 def parent(pid: int) -> int:

@@ -216,9 +216,12 @@ def openblas_threads() -> int:
 
 def heed(connection: socket.socket) -> None:
     """Pass on the signals that the shim gets; SIGKILL is the one that it cannot tell, but by being gone."""
+    main = (
+        threading.main_thread().ident or 0
+    )  # which is where Python sees to signals: it may be waiting for something
     with suppress(OSError):
         while told := connection.recv(1):
-            os.kill(os.getpid(), told[0])
+            signal.pthread_kill(main, told[0])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
