@@ -225,17 +225,6 @@ def flower_join(folder: NodeArgument) -> None:
     _until_ended(Node(folder).keep, "the node was ended")
 
 
-@flower_app.command("gate", hidden=True)
-def flower_gate(folder: ServerArgument) -> None:
-    """The gate alone, which cwfed flower serve starts."""
-    from cwfed.flower.gate import serve
-    from cwfed.flower.service import Server
-
-    server = Server(folder)
-    here, settings = server.folder, server.settings
-    serve(settings.public, settings.control, here, here / "signatures")
-
-
 @flower_app.command("unit")
 def flower_unit(folder: Annotated[Path, typer.Argument(help="The server's folder, or a node's.")]) -> None:
     """Print a systemd unit that serves, or joins, on this machine, and starts again whatever happens."""
