@@ -12,8 +12,9 @@ from rich.console import Console
 
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Note
-from cwfed.report import figures, page, tables
-from cwfed.report.finished import Group, LeftOut, Method, read_run
+from cwfed.report import drawing, figures, heatmaps, page, tables
+from cwfed.report.finished import LeftOut, read_run
+from cwfed.report.groups import Group, Method
 from cwfed.runs import compare, session, summary
 from tests.conftest import small
 from tests.runs.test_summary import STARTED, result, round_
@@ -41,11 +42,11 @@ def test_page_is_self_contained_and_escapes_names(compared, tmp_path):
 def test_overview_and_distribution_are_drawn(compared, tmp_path):
     _, records = compared
     group = Group("x", [Method(record.label, [record]) for record in records])
-    paths = figures.save(figures.overview(group), tmp_path / "o", ["png", "svg"])
+    paths = drawing.save(figures.overview(group), tmp_path / "o", ["png", "svg"])
     assert [path.name for path in paths] == ["o.png", "o.svg"]
     assert paths[0].stat().st_size > 5_000
     with pytest.raises(ConfigError, match="unknown picture format 'bmp'"):
-        figures.save(figures.overview(group), tmp_path / "o", ["bmp"])
+        drawing.save(figures.overview(group), tmp_path / "o", ["bmp"])
 
 
 def test_table_by_hand():
@@ -93,9 +94,9 @@ def test_a_comparison_of_several_seeds_has_one_line_a_method_in_a_terminal():
 
 
 def test_shades_of_large_heat_maps_are_those_of_the_scale(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "LARGE_PNG", 0)
-    panel = figures.Panel("x", np.array([[-1.0, 0.0, 1.0]]), diverging=True)
-    figures.save(figures.heat_maps([panel]), tmp_path / "h", ["png"])
+    monkeypatch.setattr(drawing, "LARGE_PNG", 0)
+    panel = heatmaps.Panel("x", np.array([[-1.0, 0.0, 1.0]]), "points", diverging=True)
+    drawing.save(heatmaps.heat_maps([[panel]]), tmp_path / "h", ["png"])
     with Image.open(tmp_path / "h.png") as image:
         colours = {colour[:3] for _, colour in image.convert("RGB").getcolors(maxcolors=10**6)}
     ends = matplotlib.colormaps["BrBG"]([0.0, 1.0])[:, :3]
@@ -103,7 +104,7 @@ def test_shades_of_large_heat_maps_are_those_of_the_scale(tmp_path, monkeypatch)
 
 
 def test_no_difference_at_all_is_drawn_on_a_plain_scale():
-    image = figures.draw_heat_map(Figure().subplots(), figures.Panel("x", np.zeros((2, 2)), diverging=True))
+    image = heatmaps.draw_heat_map(Figure().subplots(), heatmaps.Panel("x", np.zeros((2, 2)), "points", diverging=True))
     assert image.get_clim() == (-1.0, 1.0)
 
 

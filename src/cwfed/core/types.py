@@ -144,7 +144,7 @@ class Pass:
     """A pass of a client over its training data: which tensors it moves, for how long, on how much of the data."""
 
     trained: tuple[str, ...] | None = None
-    """The tensors that move; all others are fixed. None: all that can be trained."""
+    """The tensors that move, as far as they can be trained: what a model froze stays so. None: all that can be trained."""
     epochs: int | None = None
     """None: `train.epochs`."""
     steps: int | None = None
@@ -173,7 +173,8 @@ class Pass:
 
     def moving(self, trainable: Iterable[str]) -> tuple[str, ...]:
         """The tensors that move, where these can be trained."""
-        named = trainable if self.trained is None else self.trained
+        names = tuple(trainable)
+        named = names if self.trained is None else (name for name in self.trained if name in names)
         return tuple(name for name in named if name not in self.fixed)
 
 
