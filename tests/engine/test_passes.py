@@ -227,7 +227,19 @@ def test_what_is_fixed_in_a_pass_does_not_move_and_what_the_model_froze_stays_fr
 
 
 @pytest.mark.parametrize(
-    "name", ["pfedme", "apfl", "per-fedavg", "fedas", "fedrep", "fedpac", "fedbabu", "fedala", "fedavg+head_first", "fedavg+tune"]
+    "name",
+    [
+        "pfedme",
+        "apfl",
+        "per-fedavg",
+        "fedas",
+        "fedrep",
+        "fedpac",
+        "fedbabu",
+        "fedala",
+        "fedavg+head_first",
+        "fedavg+tune",
+    ],
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_what_the_model_froze_stays_frozen_in_steps_of_a_methods_own(name, engine):

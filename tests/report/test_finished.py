@@ -49,35 +49,35 @@ def left_out(*paths):
 def test_runs_are_grouped_by_experiment_and_seeds_belong_together(whole):
     records, gone = finished.collect([whole])
     assert gone == []
-    groups = groups.group(records)
-    assert [len(group.methods) for group in groups] == [4, 1]
-    assert sorted(method.label for method in groups[0].methods) == [
+    found = groups.group(records)
+    assert [len(group.methods) for group in found] == [4, 1]
+    assert sorted(method.label for method in found[0].methods) == [
         "cwfedavg (wdr=0)",
         "cwfedavg (wdr=5)",
         "fedavg",
         "local",
     ]
-    fedavg = next(method for method in groups[0].methods if method.label == "fedavg")
+    fedavg = next(method for method in found[0].methods if method.label == "fedavg")
     assert [record.started.seed for record in fedavg.records] == [0, 1]
     both = [record.summary["reported"]["accuracy"] for record in fedavg.records]
     assert fedavg.row["reported"]["mean"] == pytest.approx(np.mean(both))
     assert fedavg.row["reported"]["std"] == pytest.approx(np.std(both, ddof=1))
-    assert "digits" in groups[1].title
-    assert "IID" in groups[1].title
-    assert groups[0].differing()["algorithm.wdr"].count(0.0) == 1
-    assert "run.seed" not in groups[0].differing()
+    assert "digits" in found[1].title
+    assert "IID" in found[1].title
+    assert found[0].differing()["algorithm.wdr"].count(0.0) == 1
+    assert "run.seed" not in found[0].differing()
 
 
 def test_runs_of_other_rounds_or_learning_rates_are_not_ranked_together(whole, tmp_path):
     session.run(small("train.rounds=3"), tmp_path / "longer")
     session.run(small("train.rounds=2", "train.lr=0.1"), tmp_path / "faster")
     records, _ = finished.collect([whole / "cwfedavg-0", whole / "fedavg-0", tmp_path])
-    groups = groups.group(records)
-    assert sorted(len(group.methods) for group in groups) == [1, 1, 2]
+    found = groups.group(records)
+    assert sorted(len(group.methods) for group in found) == [1, 1, 2]
     words = "digits, 2 classes a client, 6 clients, mlp; train.rounds={}, train.lr={}"
     expected = {words.format(*pair) for pair in ((2, 0.05), (3, 0.05), (2, 0.1))}
-    assert {group.title for group in groups} == expected
-    page.write(tmp_path / "r.html", "x", groups)
+    assert {group.title for group in found} == expected
+    page.write(tmp_path / "r.html", "x", found)
     text = (tmp_path / "r.html").read_text()
     assert text.count("<tr class=best>") == 1  # of the two methods that can be ranked
     assert all(title in text for title in expected)

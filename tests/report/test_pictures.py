@@ -56,8 +56,17 @@ def colours_of(figure) -> dict[str, str]:
     """By the name in a legend, without phase and numbers, the colour of its line."""
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
     pairs = [pair for found in legends for pair in zip(found.get_texts(), found.legend_handles, strict=True)]
-    names = {text.get_text().replace("\n", " "): to_hex(line.get_color()) for text, line in pairs if hasattr(line, "get_color")}
-    return {label: colour for label in RUNS for name, colour in names.items() if name.split(", ")[0].split(": ")[0] == label}
+    names = {
+        text.get_text().replace("\n", " "): to_hex(line.get_color())
+        for text, line in pairs
+        if hasattr(line, "get_color")
+    }
+    return {
+        label: colour
+        for label in RUNS
+        for name, colour in names.items()
+        if name.split(", ")[0].split(": ")[0] == label
+    }
 
 
 # --- one colour a method
@@ -107,7 +116,12 @@ def words_below(figure) -> str:
 
 
 def test_a_curve_that_mixes_phases_says_so_at_each_line(group):
-    assert group.labels("accuracy") == ["fedavg, received", "cwfedavg, received", "cwfedavg:wdr=0, received", "ditto, trained"]
+    assert group.labels("accuracy") == [
+        "fedavg, received",
+        "cwfedavg, received",
+        "cwfedavg:wdr=0, received",
+        "ditto, trained",
+    ]
     assert group.labels("macro_f1") == group.labels("accuracy")
     for plain in ("received", "trained", "trained loss", "training loss", "correlation", "distance"):
         assert group.labels(plain) == list(RUNS)
@@ -137,7 +151,9 @@ def test_bands_stars_and_n_are_explained_in_tex_and_csv(group, records):
     rows = [method.row for method in group.methods]
     tex = tables.latex(rows)
     assert r"n = 2 seeds, each with a split of its own; $\pm$ sample standard deviation" in tex
-    assert "* marks the phase" in tex.split(r"\bottomrule")[1].split(r"\end{tabular}")[0], "in the table, not in a comment"
+    assert "* marks the phase" in tex.split(r"\bottomrule")[1].split(r"\end{tabular}")[0], (
+        "in the table, not in a comment"
+    )
     found = list(csv.DictReader(io.StringIO(tables.csv(rows))))
     assert [row["n"] for row in found] == ["2"] * 4
     assert all("sample standard deviation" in row["meaning"] and "mark with *" in row["meaning"] for row in found)
@@ -148,7 +164,9 @@ def test_bands_stars_and_n_are_explained_in_tex_and_csv(group, records):
 
 def test_different_numbers_of_seeds_are_told():
     rows = [{"label": "a", "n": 3, "one_split": True}, {"label": "b", "n": 1, "one_split": True}]
-    assert tables.averaged(rows) == "Mean over n = 3 training seeds on one split (b n = 1); ± sample standard deviation."
+    assert (
+        tables.averaged(rows) == "Mean over n = 3 training seeds on one split (b n = 1); ± sample standard deviation."
+    )
     assert tables.averaged(rows[1:]) == ""
 
 
@@ -185,6 +203,12 @@ def test_bytes_have_a_unit_with_their_prefix(group):
     assert not any(text.endswith(("k", "M", "G")) for text in texts)
 
 
+def cover(one, other) -> bool:
+    """Whether two boxes share more than a line of pixels."""
+    wide, high = (min(one.max[i], other.max[i]) - max(one.min[i], other.min[i]) for i in (0, 1))
+    return wide > 1 and high > 1
+
+
 def test_a_legend_covers_no_axes(group):
     for name, figure in figures.everything(group).items():
         drawn(figure)
@@ -193,7 +217,7 @@ def test_a_legend_covers_no_axes(group):
             box = legend.get_window_extent()
             for axes in figure.axes:
                 if axes.get_visible():
-                    assert not box.shrunk(0.99, 0.99).overlaps(axes.get_window_extent()), name
+                    assert not cover(box, axes.get_window_extent()), name
             width, height = figure.get_size_inches() * figure.dpi
             assert box.x0 >= -1, name
             assert box.y0 >= -1, name
@@ -205,13 +229,18 @@ def test_heat_maps_have_units_class_names_and_one_scale_a_row_from_zero(group):
     for record in group.records:
         record.manifest["data"]["classes"] = list("abcdefghij")
     panels = heatmaps.norms("cwfedavg", group.records[1])
-    assert [panel.title.split("\n")[1] for panel in panels] == ["received", "trained", "class models", "trained - received"]
+    assert [panel.title.split("\n")[1] for panel in panels] == [
+        "received",
+        "trained",
+        "class models",
+        "trained - received",
+    ]
     figure = drawn(heatmaps.heat_maps([panels, heatmaps.norms("fedavg", group.records[0])]))
     maps = [axes for axes in figure.axes if axes.images and axes.get_xlabel()]
     clims = [axes.images[0].get_clim() for axes in maps]
     assert clims[0] == clims[1] == clims[2] == (0.0, max(np.nanmax(panel.values) for panel in panels[:3]))
     assert clims[3][0] == -clims[3][1]
-    bars = [axes.get_ylabel() for axes in figure.axes if not axes.get_xlabel()]
+    bars = [axes.get_ylabel() for axes in figure.axes if not axes.get_xlabel() and axes.get_visible()]
     assert bars == ["norm of the output row", "change of the norm"] * 2
     assert [text.get_text() for text in maps[0].get_xticklabels()] == list("abcdefghij")
     assert [text.get_text() for text in maps[2].get_yticklabels()] == list("abcdefghij")
@@ -233,7 +262,9 @@ def many_clients(record, count=1000):
     manifest = record.manifest | {"split": record.manifest["split"] | {"histogram": histogram.tolist()}}
     accuracies = {str(client): client / count for client in range(count)}
     summary = replace(record.summary, per_client=replace(record.summary.per_client, accuracies=accuracies))
-    portrait = Portrait(list(range(200)), p[:200].tolist(), p[:200].tolist(), p[:200].tolist(), np.eye(200).tolist(), None)
+    portrait = Portrait(
+        list(range(200)), p[:200].tolist(), p[:200].tolist(), p[:200].tolist(), np.eye(200).tolist(), None
+    )
     last = replace(record.rounds[-1], portrait=portrait, participants=list(range(200)))
     started = replace(record.started, clients=count, evaluated=list(range(count)), test_samples=[1] * count)
     return replace(record, manifest=manifest, summary=summary, rounds=[*record.rounds[:-1], last], started=started)
@@ -260,7 +291,9 @@ def test_a_thousand_clients_are_sorted_sampled_and_said_so(records):
     assert portrait["dots"]["said"].endswith("||p - p~|| " + f"{group.records[0].rounds[-1].distance:.3f}")
     for name, figure in figures.everything(group).items():
         drawn(figure)
-        assert all(image.get_array().shape[0] <= 60 for axes in figure.axes for image in axes.images if axes.get_xlabel()), name
+        assert all(
+            image.get_array().shape[0] <= 60 for axes in figure.axes for image in axes.images if axes.get_xlabel()
+        ), name
     assert "60 of 1,000 clients" in words_below(figures.overview(group))
 
 

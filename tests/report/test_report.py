@@ -53,7 +53,7 @@ def test_table_by_hand():
     row = {
         "label": "x", "accuracy": {p: {k: {"mean": 0.5, "std": 0.01} for k in summary.PICKINGS} for p in ("received", "trained")},
         "reported": {"phase": "trained"}, "worst_decile": {"mean": 0.25, "std": None},
-        "correlation": {"mean": None, "std": None}, "traffic": {"mean": 2_500_000.0}, "seconds": {"mean": 75.0}, "memory": {"mean": 1.5e9},
+        "correlation": {"mean": None, "std": None}, "distance": {"mean": 0.25}, "traffic": {"mean": 2_500_000.0}, "seconds": {"mean": 75.0}, "memory": {"mean": 1.5e9},
     }  # fmt: skip
     expected = (
         "x",
@@ -63,6 +63,7 @@ def test_table_by_hand():
         "50.00 ± 1.00",
         "25.00",
         "–",
+        "0.250",
         "2.5 MB",
         "1 min 15 s",
         "1.5 GB",
@@ -87,7 +88,7 @@ def test_a_comparison_of_several_seeds_has_one_line_a_method_in_a_terminal():
         "reported": {"phase": "trained"}, "worst_decile": spread, "correlation": {"mean": 0.98},
         "traffic": {"mean": 4.53e8}, "seconds": {"mean": 3.9}, "memory": {"mean": 5.08e8},
     }  # fmt: skip
-    console = Console(width=120, file=io.StringIO())
+    console = Console(width=128, file=io.StringIO())
     console.print(tables.terminal([row], "digits"))
     assert "97.55±12.67*" in console.file.getvalue()
     assert sum(line.startswith("│") for line in console.file.getvalue().splitlines()) == 1
@@ -104,7 +105,9 @@ def test_shades_of_large_heat_maps_are_those_of_the_scale(tmp_path, monkeypatch)
 
 
 def test_no_difference_at_all_is_drawn_on_a_plain_scale():
-    image = heatmaps.draw_heat_map(Figure().subplots(), heatmaps.Panel("x", np.zeros((2, 2)), "points", diverging=True))
+    image = heatmaps.draw_heat_map(
+        Figure().subplots(), heatmaps.Panel("x", np.zeros((2, 2)), "points", diverging=True)
+    )
     assert image.get_clim() == (-1.0, 1.0)
 
 

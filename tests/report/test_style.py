@@ -71,7 +71,9 @@ def test_variants_have_their_methods_colour_and_other_strokes_and_markers():
 
 def test_no_two_of_a_page_look_the_same():
     own = [f"mine:Method{i}" for i in range(60)]
-    found = style.looks([*ALGORITHMS, *own, *(f"fedavg+{p}" for p in ("prior", "ala", "tune", "dbe", "owners")), "fedavg"])
+    found = style.looks(
+        [*ALGORITHMS, *own, *(f"fedavg+{p}" for p in ("prior", "ala", "tune", "dbe", "owners")), "fedavg"]
+    )
     assert len(set(found)) == len(found)
     assert not {look.colour for look in style.looks(own)} & set(style.COLOURS[: style.COMMON])
 

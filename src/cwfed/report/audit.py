@@ -180,12 +180,16 @@ def picture(records: Sequence[RunRecord]) -> Figure:
     known = dict.fromkeys([*ESTIMATES, *(line.estimate for line in every)])  # other versions may have others
     strokes = {name: STROKES[i % len(STROKES)] for i, name in enumerate(known)}
     estimates = [name for name in known if any(line.estimate == name for line in every)]
-    figure = Figure(figsize=(13, height_for([*(label for label, _, _ in found), *estimates, "", ""])), layout="constrained")
+    figure = Figure(
+        figsize=(13, height_for([*(label for label, _, _ in found), *estimates, "", ""])), layout="constrained"
+    )
     grid = figure.subplots(1, len(PANELS))
     for axes, (key, title) in zip(grid, PANELS.items(), strict=True):
         for _, look, runs in found:
             for name in estimates:
-                _draw(axes, [[line for line in run if line.estimate == name] for run in runs], key, look, strokes[name])
+                _draw(
+                    axes, [[line for line in run if line.estimate == name] for run in runs], key, look, strokes[name]
+                )
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("round")
         whole_numbers(axes.xaxis)
@@ -198,7 +202,9 @@ def picture(records: Sequence[RunRecord]) -> Figure:
         handle.set_linestyle("")
     strokes_shown = [Line2D([], [], color="0.3", linestyle=strokes[name], label=name) for name in estimates]
     guess = Line2D([], [], color="0.5", linewidth=0.8, label="1/K for every class")
-    figure.legend(handles=[*methods_shown, *strokes_shown, guess], loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend(
+        handles=[*methods_shown, *strokes_shown, guess], loc="outside right upper", frameon=False, fontsize=8
+    )
     rows = [method.row for method in group.methods]
     told = "; ".join(f"{name}: {ESTIMATES[name]}" for name in estimates if name in ESTIMATES)
     explain(figure, f"{told[:1].upper()}{told[1:]}. Means over a round's participants.", averaged(rows, "band: ±"))
@@ -215,7 +221,9 @@ def _draw(axes: Axes, runs: Sequence[Sequence[Line]], key: str, look: Look, stro
     axes.plot(rounds, values.mean(0), **line_of(look, len(rounds)) | {"linestyle": stroke})
     if len(runs) > 1:
         std = values.std(0, ddof=1)
-        axes.fill_between(rounds, values.mean(0) - std, values.mean(0) + std, color=look.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            rounds, values.mean(0) - std, values.mean(0) + std, color=look.colour, alpha=0.15, linewidth=0
+        )
 
 
 def _series(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:

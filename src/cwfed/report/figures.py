@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 from cwfed.core.types import PHASES, Phase
 from cwfed.report import heatmaps, tables
 from cwfed.report.drawing import (
-    BYTES, explain, height_for, legend_beside, legend_text, line_of, plain, save, whole_numbers,
+    BYTES,
+    explain,
+    height_for,
+    legend_beside,
+    legend_text,
+    line_of,
+    plain,
+    save,
+    whole_numbers,
 )  # fmt: skip
-from cwfed.report.finished import MEANINGS, PHASE_WORDS, UNITS, Horizontal, RunRecord, Vertical
+from cwfed.report.finished import PHASE_WORDS, UNITS, Horizontal, RunRecord, Vertical
 from cwfed.report.groups import Group, Method
 from cwfed.report.many import MANY, worst_to_best
 from cwfed.report.style import HATCHES, PARTS
@@ -88,7 +96,9 @@ def overview(group: Group) -> Figure:
     figure = Figure(figsize=(13.5, height_for(best, 3.9)), layout="constrained")
     left, *panels = figure.subplots(1, 3, width_ratios=[1, 1.15, 1.15])
     record = group.records[0]
-    holdings = heatmaps.holdings(record.histogram, "who holds what", record.class_names) if record.histogram.size else None
+    holdings = (
+        heatmaps.holdings(record.histogram, "who holds what", record.class_names) if record.histogram.size else None
+    )
     if holdings:
         heatmaps.draw_with_bar(figure, left, holdings)
     else:
@@ -132,7 +142,9 @@ def clients(group: Group) -> Figure:
     figure, axes = _titled(group, group.labels())
     for record, look, label in zip(group.records, group.looks, group.labels(), strict=True):
         places, values = worst_to_best(list(record.client_accuracies().values()))
-        axes.plot(places, 100 * np.array(values), label=legend_text(label), **line_of(look, max(0, len(places) - MANY)))
+        axes.plot(
+            places, 100 * np.array(values), label=legend_text(label), **line_of(look, max(0, len(places) - MANY))
+        )
     axes.set(xlabel="clients, worst to best under each method", ylabel=group.meaning("accuracy"))
     whole_numbers(axes.xaxis)
     axes.grid(alpha=0.3)
@@ -147,9 +159,30 @@ def _one_run(group: Group) -> str:
     return f"Best round of the run with seed {group.records[0].started.seed}." if several else "Best round."
 
 
+def classes(group: Group) -> Figure | None:
+    """The recall of each class under each method, over all clients."""
+    found = [(label, record.summary.per_class.recall) for label, record in zip(group.labels(), group.records, strict=True)
+             if record.summary.per_class]  # fmt: skip
+    if not found:
+        return None
+    values = np.array([[np.nan if v is None else 100 * v for v in recalls] for _, recalls in found])
+    figure = Figure(figsize=(6.4, 1.6 + 0.25 * len(found)), layout="constrained")
+    axes = figure.subplots()
+    panel = heatmaps.Panel(
+        "recall of each class", values, "recall, %", rows="", column_names=group.records[0].class_names
+    )
+    heatmaps.draw_with_bar(figure, axes, panel)
+    axes.set_yticks(range(len(found)), [legend_text(label) for label, _ in found])
+    explain(figure, _one_run(group), phases_in_words(group))
+    return figure
+
+
 def gains(group: Group) -> Figure | None:
     """Points that each client gains or loses against Local and FedAvg; of many clients sorted curves."""
-    found = {base: {i: gained for i in range(len(group.methods)) if (gained := group.gains(base, i))} for base in group.baselines()}
+    found = {
+        base: {i: gained for i in range(len(group.methods)) if (gained := group.gains(base, i))}
+        for base in group.baselines()
+    }
     found = {base: rows for base, rows in found.items() if rows}
     if not found:
         return None
@@ -172,7 +205,11 @@ def _sorted_gains(axes: Axes, group: Group, base: int, rows: dict[int, dict[int,
         places, points = worst_to_best(list(gained.values()))
         axes.plot(places, points, label=legend_text(group.labels()[i]), **line_of(group.looks[i], len(places)))
     axes.axhline(0, color="0.5", linewidth=0.8)
-    axes.set(xlabel="clients, worst to best under each method", ylabel="points", title=f"gained against {plain(group.labels()[base])}")
+    axes.set(
+        xlabel="clients, worst to best under each method",
+        ylabel="points",
+        title=f"gained against {plain(group.labels()[base])}",
+    )
     axes.grid(alpha=0.3)
     legend_beside(axes)
 
@@ -191,6 +228,7 @@ def distributions(group: Group) -> Figure | None:
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
         axes.plot(p, estimate, ".", color=group.looks[i].colour, markersize=3, alpha=0.6)
         axes.set(xlabel="p", ylabel="p~")
+        axes.tick_params(labelbottom=True)  # there may be nothing below
         axes.set_title(f"{legend_text(group.methods[i].label)}\n{nearness(group.records[i])}", fontsize=8)
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
@@ -251,7 +289,7 @@ def everything(group: Group) -> dict[str, Figure]:
         "accuracy-seconds": curves(group, x="seconds"),
         "balanced-accuracy": _curves_of(group, "balanced_accuracy"),
         "macro-f1": _curves_of(group, "macro_f1"),
-        "classes": heatmaps.classes(group),
+        "classes": classes(group),
         "training-loss": curves(group, "training loss"),
         "test-loss-received": curves(group, "received loss"),
         "test-loss-trained": curves(group, "trained loss"),
@@ -259,7 +297,9 @@ def everything(group: Group) -> dict[str, Figure]:
         "distance": curves(group, "distance"),
         "clients": clients(group),
         "gains": gains(group),
-        "data": heatmaps.distribution(first.histogram, group.title, first.class_names) if first.histogram.size else None,
+        "data": heatmaps.distribution(first.histogram, group.title, first.class_names)
+        if first.histogram.size
+        else None,
         "distributions": distributions(group),
         "cost": cost(group),
     }

@@ -60,7 +60,9 @@ class Method:
     def unlike(self) -> tuple[int, str]:
         """How far its settings are from the algorithm's own, to put variants of an algorithm in one order everywhere."""
         given = self.first.config.algorithm
-        usual = {} if algorithms.foreign(given) else algorithms.describe(algorithms.build(given["name"]), given["name"])
+        usual = (
+            {} if algorithms.foreign(given) else algorithms.describe(algorithms.build(given["name"]), given["name"])
+        )
         return sum(usual.get(key) != value for key, value in given.items()), json.dumps(given, sort_keys=True)
 
     def series(self, y: Vertical | str, x: Horizontal = "round") -> Series:

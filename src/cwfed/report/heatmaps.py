@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from cwfed.report.drawing import explain, legend_text, name_places, plain
+from cwfed.report.drawing import explain, name_places, plain
 from cwfed.report.finished import RunRecord
 from cwfed.report.groups import Group
 from cwfed.report.many import MANY, evenly, rows_in_words, rows_to_show
@@ -87,7 +87,9 @@ def heat_maps(lines: Sequence[Sequence[Panel]]) -> Figure:
             )
         for axes in places[len(line) :]:
             axes.set_visible(False)
-    explain(figure, *(f"{words}." for words in dict.fromkeys(panel.said for line in lines for panel in line) if words))
+    explain(
+        figure, *(f"{words}." for words in dict.fromkeys(panel.said for line in lines for panel in line) if words)
+    )
     return figure
 
 
@@ -101,7 +103,10 @@ def in_lines(panels: Sequence[Panel], columns: int = 4) -> list[list[Panel]]:
 
 
 def holdings(
-    histogram: NDArray[np.int64], title: str, classes: Sequence[str] | None = None, clients: Sequence[str] | None = None
+    histogram: NDArray[np.int64],
+    title: str,
+    classes: Sequence[str] | None = None,
+    clients: Sequence[str] | None = None,
 ) -> Panel:
     """Who holds what; classes and clients by their names where they have any."""
     rows = rows_to_show(histogram)
@@ -110,7 +115,10 @@ def holdings(
 
 
 def distribution(
-    histogram: NDArray[np.int64], title: str, classes: Sequence[str] | None = None, clients: Sequence[str] | None = None
+    histogram: NDArray[np.int64],
+    title: str,
+    classes: Sequence[str] | None = None,
+    clients: Sequence[str] | None = None,
 ) -> Figure:
     """Who holds what, as a picture of its own."""
     figure = Figure(figsize=(5.2, 4.2), layout="constrained")
@@ -139,7 +147,9 @@ def norms(label: str, record: RunRecord) -> list[Panel]:
         panels.append(Panel(f"{label}:\ntrained", trained, NORM, **names))
     if portrait.classes:
         classes: dict[str, Any] = {"row_names": record.class_names, "column_names": record.class_names}
-        panels.append(Panel(f"{label}:\nclass models", np.array(portrait.classes), NORM, rows="class model", **classes))
+        panels.append(
+            Panel(f"{label}:\nclass models", np.array(portrait.classes), NORM, rows="class model", **classes)
+        )
     if not np.isnan(trained).all():
         panels.append(Panel(f"{label}:\ntrained - received", trained - received, CHANGE, diverging=True, **names))
     return panels
@@ -166,21 +176,6 @@ def columns_to_show(clients: Sequence[int], whose: Sequence[int]) -> list[int]:
         return list(range(len(whose)))
     places = {client: place for place, client in enumerate(whose)}
     return [places[client] for client in clients if client in places] or evenly(len(whose), MANY).tolist()
-
-
-def classes(group: Group) -> Figure | None:
-    """The recall of each class under each method, over all clients."""
-    found = [(label, record.summary.per_class.recall) for label, record in zip(group.labels(), group.records, strict=True)
-             if record.summary.per_class]  # fmt: skip
-    if not found:
-        return None
-    values = np.array([[np.nan if v is None else 100 * v for v in recalls] for _, recalls in found])
-    figure = Figure(figsize=(6.4, 1.4 + 0.25 * len(found)), layout="constrained")
-    axes = figure.subplots()
-    names = {"row_names": [""] * len(found), "column_names": group.records[0].class_names}
-    draw_with_bar(figure, axes, Panel("recall of each class, best round", values, "recall, %", rows="", **names))
-    axes.set_yticks(range(len(found)), [legend_text(label) for label, _ in found])
-    return figure
 
 
 def gains(group: Group, base: int, rows: dict[int, dict[int, float]]) -> Panel:

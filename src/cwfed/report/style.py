@@ -90,7 +90,9 @@ def looks(names: Sequence[str]) -> list[Look]:
     settings), or has plug-ins, the stroke and the marker are others."""
     taken: set[tuple[int, int]] = set()
     found: dict[int, Look] = {}
-    for i in sorted(range(len(names)), key=lambda i: names[:i].count(names[i])):  # those that come first keep their own
+    for i in sorted(
+        range(len(names)), key=lambda i: names[:i].count(names[i])
+    ):  # those that come first keep their own
         colour, variant = _place(names[i])
         while (colour, variant) in taken:
             variant += 1

@@ -46,7 +46,11 @@ def averaged(rows: Sequence[dict[str, Any]], mark: str = "±") -> str:
     if most == 1:
         return ""
     fewer = ", ".join(f"{label} n = {n}" for label, n in counts.items() if n < most)
-    over = "training seeds on one split" if any(row.get("one_split") for row in rows) else "seeds, each with a split of its own"
+    over = (
+        "training seeds on one split"
+        if any(row.get("one_split") for row in rows)
+        else "seeds, each with a split of its own"
+    )
     return f"Mean over n = {most} {over}{f' ({fewer})' if fewer else ''}; {mark} sample standard deviation."
 
 
@@ -197,6 +201,9 @@ def latex_escape(text: str) -> str:
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
         "–": "--",
+        "|": r"\textbar{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
     }
     return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
 

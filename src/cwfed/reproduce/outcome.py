@@ -117,7 +117,11 @@ class Outcome:
         for label, cells in self.rows:
             for column, cell in zip(self.columns, cells, strict=True):
                 ours, there = _plain(cell.ours), _plain(cell.published)
-                numbers = [*(ours.get(key) for key in ("mean", "std", "seeds", "error")), there.get("mean"), there.get("std")]
+                numbers = [
+                    *(ours.get(key) for key in ("mean", "std", "seeds", "error")),
+                    there.get("mean"),
+                    there.get("std"),
+                ]
                 named = [cell.kept, ";".join(cell.against), ";".join(cell.undecided)]
                 writer.writerow([label, column, *numbers, cell.verdict, *named])
         return text.getvalue()

@@ -153,7 +153,9 @@ def _trained(simulation: Simulation, algorithm: algorithms.CwFedAvg, state: Any,
     return out[simulation.task.output_weight][0]
 
 
-def _draw_first_epoch(evolutions: dict[str, NDArray[Any]], p: NDArray[Any], client: int, names: Sequence[str]) -> Figure:
+def _draw_first_epoch(
+    evolutions: dict[str, NDArray[Any]], p: NDArray[Any], client: int, names: Sequence[str]
+) -> Figure:
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     *lines, scatter = figure.subplots(1, 3, width_ratios=[1, 1, 1.1])
     top = 1.05 * max(p.max(), *(e.max() for e in evolutions.values()))
@@ -295,7 +297,9 @@ def per_client(item: Item, workshop: Workshop) -> Outcome:
         lead.append(float((fedavg - ours) / fedavg))
     for axes in grid.flat[len(clients) :]:
         axes.set_visible(False)
-    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+    figure.legend(
+        *grid.flat[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8
+    )
     figure.supxlabel("round (classes: their effective number, 1 / sum p²; n: samples)", fontsize=8)
     figure.supylabel("training loss", fontsize=8)
     faster = [c for c, value in zip(clients, lead, strict=True) if value > 0]
@@ -390,7 +394,9 @@ def _draw_coefficient(
     )
     other = axes.twinx()
     other.spines["right"].set_visible(True)
-    second = other.errorbar(positions, *_bars(distances), fmt="s--", color="0.35", capsize=2, label="||p - p~|| (right)")
+    second = other.errorbar(
+        positions, *_bars(distances), fmt="s--", color="0.35", capsize=2, label="||p - p~|| (right)"
+    )
     other.set(ylabel="||p - p~||", ylim=(0, None))
     axes.legend(handles=[first, second], frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
 
