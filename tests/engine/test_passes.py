@@ -235,7 +235,6 @@ def test_what_is_fixed_in_a_pass_does_not_move_and_what_the_model_froze_stays_fr
         "fedas",
         "fedrep",
         "fedpac",
-        "fedbabu",
         "fedala",
         "fedavg+head_first",
         "fedavg+tune",

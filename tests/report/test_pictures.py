@@ -47,6 +47,12 @@ def group(records) -> Group:
     return group_of(records)
 
 
+@pytest.fixture(scope="module")
+def pictures(records):
+    """All of them, laid out."""
+    return {name: drawn(figure) for name, figure in figures.everything(group_of(records)).items()}
+
+
 def drawn(figure):
     FigureCanvasAgg(figure).draw()
     return figure
@@ -72,10 +78,9 @@ def colours_of(figure) -> dict[str, str]:
 # --- one colour a method
 
 
-def test_a_method_has_one_colour_in_every_picture_and_on_the_page(group, records):
+def test_a_method_has_one_colour_in_every_picture_and_on_the_page(group, pictures):
     wanted = {m.label: look.colour.lower() for m, look in zip(group.methods, group.looks, strict=True)}
     assert wanted == {"fedavg": "#0072b2", "cwfedavg": "#d55e00", "cwfedavg:wdr=0": "#d55e00", "ditto": "#cc79a7"}
-    pictures = figures.everything(group)
     with_legends = ["overview", "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "balanced-accuracy", "macro-f1",
                     "training-loss", "test-loss-received", "test-loss-trained", "correlation", "distance", "clients"]  # fmt: skip
     for name in with_legends:
@@ -170,7 +175,7 @@ def test_different_numbers_of_seeds_are_told():
     assert tables.averaged(rows[1:]) == ""
 
 
-def test_the_distance_stands_beside_the_correlation(group):
+def test_the_distance_stands_beside_the_correlation(group, pictures):
     row = group.methods[0].row
     last = [record.rounds[-1].distance for record in group.methods[0].records]
     assert row["distance"]["mean"] == pytest.approx(sum(last) / 2)
@@ -180,23 +185,22 @@ def test_the_distance_stands_beside_the_correlation(group):
     assert cells[at + 1] == f"{sum(last) / 2:.3f}"
     assert float(next(csv.DictReader(io.StringIO(tables.csv([row]))))["distance"]) == pytest.approx(sum(last) / 2)
     first = group.records[0].rounds[-1]
-    title = figures.distributions(group).axes[0].get_title()
+    title = pictures["distributions"].axes[0].get_title()
     assert title == f"fedavg\ncorrelation {first.correlation:.2f}, ||p - p~|| {first.distance:.3f}"
 
 
 # --- axes, units, legends
 
 
-def test_rounds_are_whole_numbers(group):
-    for name, figure in figures.everything(group).items():
-        drawn(figure)
+def test_rounds_are_whole_numbers(pictures):
+    for name, figure in pictures.items():
         for axes in figure.axes:
             if axes.get_xlabel() in ("round", "client", "clients, worst to best under each method"):
                 assert all(float(tick).is_integer() for tick in axes.get_xticks()), name
 
 
-def test_bytes_have_a_unit_with_their_prefix(group):
-    axes = drawn(figures.curves(group, x="bytes")).axes[0]
+def test_bytes_have_a_unit_with_their_prefix(pictures):
+    axes = pictures["accuracy-bytes"].axes[0]
     assert axes.get_xlabel() == "data sent"
     texts = [text.get_text() for text in axes.get_xticklabels() if text.get_text()]
     assert any(text.endswith(("kB", "MB")) for text in texts), texts
@@ -209,9 +213,8 @@ def cover(one, other) -> bool:
     return wide > 1 and high > 1
 
 
-def test_a_legend_covers_no_axes(group):
-    for name, figure in figures.everything(group).items():
-        drawn(figure)
+def test_a_legend_covers_no_axes(pictures):
+    for name, figure in pictures.items():
         legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
         for legend in legends:
             box = legend.get_window_extent()
@@ -290,7 +293,6 @@ def test_a_thousand_clients_are_sorted_sampled_and_said_so(records):
     assert np.array_equal(portrait["mixture"], np.eye(60))
     assert portrait["dots"]["said"].endswith("||p - p~|| " + f"{group.records[0].rounds[-1].distance:.3f}")
     for name, figure in figures.everything(group).items():
-        drawn(figure)
         assert all(
             image.get_array().shape[0] <= 60 for axes in figure.axes for image in axes.images if axes.get_xlabel()
         ), name
@@ -308,7 +310,7 @@ def test_a_few_clients_are_all_shown_by_number(group):
     assert many.rows_in_words(20, of=1000) == "20 of 1,000 clients"
 
 
-def test_parts_of_a_bar_have_no_methods_colour(group):
+def test_parts_of_a_bar_have_no_methods_colour(pictures):
     assert not set(style.PARTS) & set(style.COLOURS)
-    axes = figures.cost(group).axes[0]
+    axes = pictures["cost"].axes[0]
     assert {to_hex(bar.get_facecolor()) for bar in axes.patches} <= {part.lower() for part in style.PARTS}

@@ -7,6 +7,7 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -178,7 +179,7 @@ def picture(records: Sequence[RunRecord]) -> Figure:
     ]
     every = [line for _, _, runs in found for run in runs for line in run]
     known = dict.fromkeys([*ESTIMATES, *(line.estimate for line in every)])  # other versions may have others
-    strokes = {name: STROKES[i % len(STROKES)] for i, name in enumerate(known)}
+    strokes: dict[str, Any] = {name: STROKES[i % len(STROKES)] for i, name in enumerate(known)}
     estimates = [name for name in known if any(line.estimate == name for line in every)]
     figure = Figure(
         figsize=(13, height_for([*(label for label, _, _ in found), *estimates, "", ""])), layout="constrained"
@@ -197,14 +198,12 @@ def picture(records: Sequence[RunRecord]) -> Figure:
     for guess in {line.guess for line in every if line.guess is not None}:
         grid[0].axhline(guess, color="0.5", linewidth=0.8)
     grid[0].set_ylim(bottom=0)
-    methods_shown = [Line2D([], [], label=legend_text(label), **line_of(look)) for label, look, _ in found]
-    for handle in methods_shown:
-        handle.set_linestyle("")
-    strokes_shown = [Line2D([], [], color="0.3", linestyle=strokes[name], label=name) for name in estimates]
-    guess = Line2D([], [], color="0.5", linewidth=0.8, label="1/K for every class")
-    figure.legend(
-        handles=[*methods_shown, *strokes_shown, guess], loc="outside right upper", frameon=False, fontsize=8
-    )
+    handles = [
+        Line2D([], [], label=legend_text(label), **line_of(look) | {"linestyle": ""}) for label, look, _ in found
+    ]
+    handles += [Line2D([], [], color="0.3", linestyle=strokes[name], label=name) for name in estimates]
+    handles.append(Line2D([], [], color="0.5", linewidth=0.8, label="1/K for every class"))
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
     rows = [method.row for method in group.methods]
     told = "; ".join(f"{name}: {ESTIMATES[name]}" for name in estimates if name in ESTIMATES)
     explain(figure, f"{told[:1].upper()}{told[1:]}. Means over a round's participants.", averaged(rows, "band: ±"))

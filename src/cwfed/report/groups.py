@@ -116,7 +116,7 @@ class Group:
 
     def meaning(self, y: Vertical | str) -> str:
         """What the axis of `y` says: with the phase, where it is the same for all methods."""
-        known: dict[str, str] = {**MEANINGS}
+        known = {str(name): meaning for name, meaning in MEANINGS.items()}
         says_phase = not self.mixes_phases and is_of_reported_phase(y)
         return known.get(y, words(y)) + (f" ({PHASE_WORDS[self.methods[0].phase]})" if says_phase else "")
 

@@ -110,7 +110,7 @@ def holdings(
 ) -> Panel:
     """Who holds what; classes and clients by their names where they have any."""
     rows = rows_to_show(histogram)
-    names = {"row_names": [clients[i] for i in rows] if clients else rows, "column_names": classes}
+    names: dict[str, Any] = {"row_names": [clients[i] for i in rows] if clients else rows, "column_names": classes}
     return Panel(title, histogram[rows], "samples", said=rows_in_words(len(histogram)), **names)
 
 

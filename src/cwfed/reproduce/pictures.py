@@ -170,8 +170,8 @@ def _draw_first_epoch(
         whole_numbers(axes.xaxis)
     without, regularised = looks(["cwfedavg"] * 2)[::-1]
     for (label, evolution), look in zip(evolutions.items(), (without, regularised), strict=True):
-        style = {"color": look.colour, "markerfacecolor": look.face, "markersize": 5, "alpha": 0.8}
-        scatter.plot(p, evolution[-1], look.marker, label=f"{label}, after the epoch", **style)
+        dots = {"color": look.colour, "markerfacecolor": look.face, "markersize": 5, "alpha": 0.8}
+        scatter.plot(p, evolution[-1], look.marker, label=f"{label}, after the epoch", **dots)
     scatter.plot([0, top], [0, top], color="0.6", linewidth=0.8)
     scatter.set(title="after the epoch", xlabel="p", ylabel="p~")
     figure.legend(loc="outside right upper", frameon=False, fontsize=7)
