@@ -229,16 +229,16 @@ def test_a_legend_covers_no_axes(pictures):
 
 
 def test_heat_maps_have_units_class_names_and_one_scale_a_row_from_zero(group):
-    for record in group.records:
-        record.manifest["data"]["classes"] = list("abcdefghij")
-    panels = heatmaps.norms("cwfedavg", group.records[1])
+    data = group.records[0].manifest["data"] | {"classes": list("abcdefghij")}
+    plain, ours = (replace(record, manifest=record.manifest | {"data": data}) for record in group.records[:2])
+    panels = heatmaps.norms("cwfedavg", ours)
     assert [panel.title.split("\n")[1] for panel in panels] == [
         "received",
         "trained",
         "class models",
         "trained - received",
     ]
-    figure = drawn(heatmaps.heat_maps([panels, heatmaps.norms("fedavg", group.records[0])]))
+    figure = drawn(heatmaps.heat_maps([panels, heatmaps.norms("fedavg", plain)]))
     maps = [axes for axes in figure.axes if axes.images and axes.get_xlabel()]
     clims = [axes.images[0].get_clim() for axes in maps]
     assert clims[0] == clims[1] == clims[2] == (0.0, max(np.nanmax(panel.values) for panel in panels[:3]))
@@ -247,11 +247,11 @@ def test_heat_maps_have_units_class_names_and_one_scale_a_row_from_zero(group):
     assert bars == ["norm of the output row", "change of the norm"] * 2
     assert [text.get_text() for text in maps[0].get_xticklabels()] == list("abcdefghij")
     assert [text.get_text() for text in maps[2].get_yticklabels()] == list("abcdefghij")
-    (mixed,) = heatmaps.mixture("cwfedavg", group.records[1])
+    (mixed,) = heatmaps.mixture("cwfedavg", ours)
     assert mixed.unit == "share"
-    data = drawn(heatmaps.distribution(group.records[0].histogram, "x", group.records[0].class_names))
-    assert data.axes[0].images[0].get_clim()[0] == 0.0
-    assert data.axes[1].get_ylabel() == "samples"
+    holdings = drawn(heatmaps.distribution(plain.histogram, "x", plain.class_names))
+    assert holdings.axes[0].images[0].get_clim()[0] == 0.0
+    assert holdings.axes[1].get_ylabel() == "samples"
 
 
 # --- many clients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -28,7 +29,7 @@ from cwfed.report.drawing import explain, whole_numbers
 from cwfed.report.finished import RunRecord
 from cwfed.report.groups import Group, Method
 from cwfed.report.heatmaps import CHANGE, NORM, Panel
-from cwfed.report.style import COLOURS, STROKES, looks
+from cwfed.report.style import COLOURS, COMMON, STROKES, looks
 from cwfed.reproduce import aggregation, pathways, pathways_drawing
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.paper_tables import accuracy_of, spread
@@ -37,6 +38,9 @@ from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item, Row, Scale, Setup
 from cwfed.reproduce.verdict import Cell, Claim, Value, all_hold, decide, error_of_difference
 from cwfed.runs.compare import with_algorithm
+
+CLASS_COLOURS = COLOURS[COMMON:]
+"""A class has no colour of a method that may stand beside it."""
 
 
 def _correlation(a: Any, b: Any) -> float:
@@ -163,9 +167,9 @@ def _draw_first_epoch(
     for axes, (label, evolution) in zip(lines, evolutions.items(), strict=True):
         axes.plot(evolution, color="0.75", linewidth=0.6)
         for i, k in enumerate(shown):
-            style = STROKES[i // len(COLOURS) % 4]
+            style = STROKES[i // len(CLASS_COLOURS) % 4]
             name = f"class {names[k]}, p = {p[k]:.2f}" if i < 6 and axes is lines[0] else None
-            axes.plot(evolution[:, k], style, color=COLOURS[i % len(COLOURS)], label=name)
+            axes.plot(evolution[:, k], style, color=CLASS_COLOURS[i % len(CLASS_COLOURS)], label=name)
         axes.set(title=f"client {client}, {label}", xlabel="batch", ylabel="p~", ylim=(0, top))
         whole_numbers(axes.xaxis)
     without, regularised = looks(["cwfedavg"] * 2)[::-1]
@@ -251,7 +255,7 @@ def convergence(item: Item, workshop: Workshop) -> Outcome:
         methods = [Method(row.label, workshop.records(setup, row)) for row in item.rows]
         group = Group(setup.title, methods)
         figures.draw_curves(axes, group, "training loss")
-        axes.set_title(setup.title, fontsize=9)
+        axes.set_title(textwrap.fill(setup.title, 30), fontsize=9)
         means.append(
             [spread([float(np.mean([v for _, v in r.points("training loss")])) for r in m.records]) for m in methods]
         )
@@ -292,7 +296,7 @@ def per_client(item: Item, workshop: Workshop) -> Outcome:
             axes.plot(*zip(*found[client], strict=True), look.stroke, color=look.colour, label=label)
         axes.set_title(f"client {client}: {effective[client]:.1f} classes, n = {histogram[client].sum()}", fontsize=7)
         whole_numbers(axes.xaxis)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=7, labelbottom=True)  # there may be nothing below
         fedavg, ours = (np.mean([v for _, v in losses[label][client]]) for label in ("FedAvg", "cwFedAvg"))
         lead.append(float((fedavg - ours) / fedavg))
     for axes in grid.flat[len(clients) :]:
