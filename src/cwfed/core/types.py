@@ -171,10 +171,11 @@ class Pass:
     fixed: tuple[str, ...] = ()
     """Tensors that do not move, although they are among `trained`."""
 
-    def moving(self, trainable: Iterable[str]) -> tuple[str, ...]:
-        """The tensors that move, where these can be trained."""
+    def moving(self, trainable: Iterable[str], beside: Iterable[str] = ()) -> tuple[str, ...]:
+        """The tensors that move, where these can be trained, and those that an algorithm put `beside` the network if it names them."""
         names = tuple(trainable)
-        named = names if self.trained is None else (name for name in self.trained if name in names)
+        can = {*names, *beside}
+        named = names if self.trained is None else (name for name in self.trained if name in can)
         return tuple(name for name in named if name not in self.fixed)
 
 

@@ -41,14 +41,14 @@
   function layout(div, x, y, { xaxis, yaxis, said = "", traces = [], height = 360, margin = {}, ...rest } = {}) {
     const ink = dark.matches ? "#e9eaec" : "#1b1b1b", line = dark.matches ? "#3d424b" : "#d5d8dd";
     const axis = (title, extra) => ({ title: { text: title, standoff: 8 }, gridcolor: line, linecolor: line, zeroline: false, automargin: true, ...extra });
-    const lines = said ? wrapped(said, fits(div, 6.4)) : [];
+    const lines = said ? wrapped(said, Math.max(24, Math.floor(((div.clientWidth || 600) - 170) / 6))) : [];
     const entries = traces.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name.length);
     const columns = Math.max(1, Math.floor(((div.clientWidth || 600) - 60) / (50 + 7 * Math.max(1, ...entries))));
     const rows = Math.ceil(entries.length / columns), above = 30 + 15 * lines.length, below = 50 + 20 * rows;
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 12 }, hoverlabel: { namelength: -1 },
       height: height + above + below - 80, margin: { l: 55, r: 15, t: above, b: below, ...margin },
-      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 }, showlegend: rows > 0, uirevision: "same",
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, traceorder: "normal" }, showlegend: rows > 0, uirevision: "same",
       modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: ink },
       annotations: lines.length ? [{ text: lines.map(text).join("<br>"), xref: "paper", yref: "paper", x: 0, y: 1, yshift: 4, xanchor: "left", yanchor: "bottom", align: "left", showarrow: false, font: { size: 11 } }] : [],
       xaxis: axis(x, xaxis), yaxis: axis(y, yaxis), ...rest,
@@ -121,7 +121,7 @@
     const words = z.map((row, i) => row.map((_, k) => [text(rows[i]), text(columns[k])]));
     return [{
       type: "heatmap", z, customdata: words, colorscale: scale[theme()], zmin: diverging ? -most : 0, zmax: most, hoverongaps: false,
-      colorbar: { thickness: 12, title: { text: unit, side: "right" } }, hovertemplate: hover + "<extra></extra>", ...more,
+      colorbar: { thickness: 12, title: { text: unit, side: unit.length > 8 ? "right" : "top" } }, hovertemplate: hover + "<extra></extra>", ...more,
     }];
   }
 
