@@ -32,8 +32,8 @@ from cwfed.flower.replies import read_score
 from cwfed.flower.wire import BadMessage
 from cwfed.privacy.noise import Seeded
 from cwfed.report import figures, page
-from cwfed.report.finished import group as group_runs
 from cwfed.report.finished import read_run
+from cwfed.report.groups import group as group_runs
 from cwfed.runs import checkpoint, session
 from cwfed.runs.folder import RunFolder
 from tests.conftest import finish, leaves, small

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cwfed.data import dataset, pfllib, sources
-from cwfed.report import figures
+from cwfed.report import heatmaps
 from tests.fuzz.base import World, target
 from tests.fuzz.cases import (
     ARRAYS,
@@ -80,7 +80,7 @@ def image_folders(world: World, case: tuple[str, bytes]) -> None:
     except (OSError, ValueError):  # no such file can exist
         return
     found = sources.load(sources.SourceSpec("imagefolder", str(folder), image_size=4))
-    figures.distribution(np.zeros((1, len(found.class_names)), np.int64), found.name)
+    heatmaps.distribution(np.zeros((1, len(found.class_names)), np.int64), found.name)
 
 
 CSV = b"text,label\nhello world,a\nbye,b\n,a\n"

@@ -63,11 +63,11 @@ def data_show(
     if picture and not picture.suffix:
         raise CwfedError(f"the picture {picture} needs an ending: .png, .svg or .pdf")
     if picture:
-        from cwfed.report import figures
+        from cwfed.report import drawing, heatmaps
 
-        drawn = figures.distribution(histogram, f"{dataset.name}, seed {chosen.split_seed}")
+        drawn = heatmaps.distribution(histogram, f"{dataset.name}, seed {chosen.split_seed}", dataset.class_names)
         try:
-            figures.save(drawn, picture.with_suffix(""), [picture.suffix[1:]])
+            drawing.save(drawn, picture.with_suffix(""), [picture.suffix[1:]])
         except OSError as error:
             raise CwfedError(f"the picture {picture} cannot be written: {error}") from None
     if as_json:

@@ -15,7 +15,8 @@ from cwfed.core.terminal import err, escape, out
 from cwfed.report.fitting import FittedTable
 
 if TYPE_CHECKING:
-    from cwfed.report.finished import Group, LeftOut
+    from cwfed.report.finished import LeftOut
+    from cwfed.report.groups import Group
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Run folders, or folders with run folders below them.")]
 
@@ -28,7 +29,7 @@ def report(
 ) -> None:
     """One page about finished runs: table, curves, clients, heat maps. It works offline, in one file."""
     from cwfed.report import page
-    from cwfed.report.finished import APART
+    from cwfed.report.groups import APART
 
     groups, left_out = _groups(runs)
     heading = title or (groups[0].title if len(groups) == 1 else f"{len(groups)} experiments")
@@ -51,8 +52,8 @@ def figures(
     formats: Annotated[str, typer.Option(help="png, pdf, svg; separated by commas.")] = "pdf,png",
 ) -> None:
     """Pictures for a paper, and tables as LaTeX, Markdown and CSV, of finished runs."""
-    from cwfed.report import figures as drawing
-    from cwfed.report import tables
+    from cwfed.report import drawing, tables
+    from cwfed.report.figures import everything
 
     wanted = [ending.strip() for ending in formats.split(",")]
     drawing.check_formats(wanted)
@@ -64,7 +65,7 @@ def figures(
             folder.mkdir(parents=True, exist_ok=True)
             for ending, text in (("tex", tables.latex), ("md", tables.markdown), ("csv", tables.csv)):
                 (folder / f"table.{ending}").write_text(text(rows), encoding="utf-8", errors="replace")
-            drawn = drawing.everything(group)
+            drawn = everything(group)
             for name, figure in drawn.items():
                 drawing.save(figure, folder / name, wanted)
         except OSError as error:
@@ -110,14 +111,14 @@ def list_runs(
 
 
 def _groups(paths: list[Path]) -> tuple[list[Group], list[LeftOut]]:
-    from cwfed.report import finished as reading
+    from cwfed.report import finished, groups
 
-    records, left_out = reading.collect(paths)
+    records, left_out = finished.collect(paths)
     for folder in left_out:
         err.print(f"left out: {escape(str(folder.path))}: {escape(folder.why)}", highlight=False, soft_wrap=True)
     if not records:
         raise RunError("none of these folders holds a whole finished run: nothing to report")
-    return reading.group(records), left_out
+    return groups.group(records), left_out
 
 
 def _count(groups: list[Group]) -> str:

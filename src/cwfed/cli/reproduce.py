@@ -43,7 +43,7 @@ def reproduce(
 ) -> None:
     """The paper's tables and figures: run what they need, put our numbers beside the published ones, judge."""
     from cwfed import reproduce as reproducing
-    from cwfed.report.figures import check_formats
+    from cwfed.report.drawing import check_formats
     from cwfed.runs import compare
 
     if names == ["list"]:

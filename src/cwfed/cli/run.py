@@ -145,8 +145,9 @@ def _compare(
     quiet: bool,
     track: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    from cwfed.report import figures, page, tables
-    from cwfed.report.finished import Group, Method, describe, read_run
+    from cwfed.report import drawing, figures, page, tables
+    from cwfed.report.finished import read_run
+    from cwfed.report.groups import Group, Method, describe
     from cwfed.runs import compare as comparing
 
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
@@ -167,7 +168,7 @@ def _compare(
     (folder / "comparison.json").write_text(json.dumps(rows, indent=1))
     (folder / "comparison.md").write_text(tables.markdown(rows))
     page.write(folder / "report.html", title, [group])
-    figures.save(figures.overview(group), folder / "overview")
+    drawing.save(figures.overview(group), folder / "overview")
     if not quiet:
         print_table(tables.terminal(rows, title))
         where = escape(str(folder))

@@ -305,13 +305,12 @@ class Vmap:
         self._worker.model.train()
         passes = self.algorithm.passes("training", self.job.task, starts[0])
         group = self._group(starts, [visit.statistics for visit in visits])
-        every = tuple(group.trained)
         tables = self._tables(starts, rows, out)
         drawn = torch.get_rng_state()
         sums, steps = np.zeros((len(rows), 2)), np.zeros(len(rows))
         kept_states: Params = {}
         for index, one in enumerate(passes):
-            group = group.training(one.moving(every))
+            group = group.training(self._worker.moved_by(one))
             if not self.how.is_plain:
                 group = group._replace(optimizer=self._optimizer(index, group, visits))
             plans = [self._plan(round_, index, one, visit.client) for visit in visits]
