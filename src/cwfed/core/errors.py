@@ -55,6 +55,10 @@ class RunError(CwfedError):
     """A run cannot start, go on or be read: folder in use, foreign checkpoint, diverged training."""
 
 
+class GivenUp(RunError):
+    """A run would never learn anything: every update was refused, round after round, mostly because the training diverged."""
+
+
 class Interrupted(CwfedError):
     """Ctrl-C, with a word on how to go on."""
 

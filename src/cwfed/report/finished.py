@@ -295,6 +295,15 @@ class Group:
 
     title: str
     methods: list[Method]
+    is_ranked_by_test: bool = True
+    """As papers do; otherwise the methods are in their order already, such as that of held-out data in a sweep."""
+
+    def ranked(self) -> list[int]:
+        """The methods, the best first."""
+        numbers = range(len(self.methods))
+        if not self.is_ranked_by_test:
+            return list(numbers)
+        return sorted(numbers, key=lambda i: -self.methods[i].row["reported"]["mean"])
 
     @property
     def records(self) -> list[RunRecord]:

@@ -26,8 +26,10 @@ NORMS = {
 }
 
 
-def write(path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = ()) -> None:
-    """The page of these experiments; what was left out is named on it."""
+def write(
+    path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = (), opening: str = ""
+) -> None:
+    """The page of these experiments; what was left out is named on it. `opening` is HTML that stands before them."""
     assets = resources.files("cwfed.report") / "assets"
     style, script = (assets / name for name in ("page.css", "page.js"))
     data = {
@@ -41,7 +43,7 @@ def write(path: Path, title: str, groups: Sequence[Group], left_out: Sequence[Le
         },
         "axes": {"x": UNITS, "y": MEANINGS | {name: words(name) for group in groups for name in group.own_metrics()}},
     }
-    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), _contents(groups)]
+    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), opening, _contents(groups)]
     alone = len(groups) == 1 and groups[0].title == title
     body += [_section(i, group, "All methods" if alone else group.title) for i, group in enumerate(groups)]
     path.write_text(
@@ -135,7 +137,7 @@ def _section(number: int, group: Group, heading: str) -> str:
     labels = [method.label for method in group.methods]
     places = {str(i): labels[i] for i in group.baselines()}
     methods = {str(i): label for i, label in enumerate(labels)}
-    best = max(range(len(labels)), key=lambda i: group.methods[i].row["reported"]["mean"])
+    best = group.ranked()[0]
     seeds = max(len(method.records) for method in group.methods)
     one_split = group.records[0].config.data.split_seed >= 0
     over = "training seeds on one split" if one_split else "seeds, each with a split of its own"
@@ -203,17 +205,18 @@ def _table(group: Group) -> str:
     rows = [method.row for method in group.methods]
     metrics = tables.metrics_of(rows)
     head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.header(rows))
-    best = max(method.row["reported"]["mean"] for method in group.methods)
-    is_contest = len(group.methods) > 1
+    ranked = [group.methods[i] for i in group.ranked()]
+    best, is_contest = ranked[0].row["reported"]["mean"], len(ranked) > 1
     lines = []
-    for method in sorted(group.methods, key=lambda m: -m.row["reported"]["mean"]):
+    for method in ranked:
         label, *texts = tables.cells(method.row, metrics)
         cells = [f"<td>{escape(label)}</td>"]
         cells += [
             f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
             for text, value in zip(texts, tables.numbers(method.row, metrics), strict=True)
         ]
-        mark = " class=best" if is_contest and method.row["reported"]["mean"] == best else ""
+        is_best = method is ranked[0] or (group.is_ranked_by_test and method.row["reported"]["mean"] == best)
+        mark = " class=best" if is_contest and is_best else ""
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
     return f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
