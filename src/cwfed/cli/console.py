@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -16,9 +18,30 @@ if TYPE_CHECKING:
     from cwfed.runs.summary import Summary
 
 
+MUCH = 100_000_000
+"""Bytes on disk from which on a run says how to keep less."""
+
+
 def print_table(table: FittedTable) -> None:
     """All of it, on a terminal of any width."""
     out.print(table, crop=False)
+
+
+def disk_use(folders: Sequence[Path]) -> str:
+    """What runs keep, and how to keep less."""
+    from cwfed.report.tables import size
+    from cwfed.runs.folder import on_disk
+
+    whole = sum(map(on_disk, folders))
+    parts = {
+        name: sum(on_disk(found) for folder in folders for found in folder.rglob(name) if found.is_dir())
+        for name in ("models", "checkpoints")
+    }
+    words = [f"{name} {size(used)}" for name, used in parts.items() if used]
+    hints = {"models": "run.save_models=none", "checkpoints": "run.keep_checkpoints=0"}
+    less = " and ".join(f"--set {hints[name]}" for name, used in parts.items() if used)
+    large = f"; less with {less} (docs/sharing.md)" if less and whole > MUCH else ""
+    return size(whole) + (f" ({', '.join(words)})" if words else "") + large
 
 
 def print_summary(summary: Summary) -> None:

@@ -21,7 +21,7 @@ from cwfed.cli.app import (
     app,
     load_config,
 )
-from cwfed.cli.console import print_bench, print_summary, print_table
+from cwfed.cli.console import disk_use, print_bench, print_summary, print_table
 from cwfed.cli.progress import progress
 from cwfed.core.errors import CwfedError
 from cwfed.core.terminal import err, escape, out
@@ -75,6 +75,7 @@ def run(
     names = ("summary.json", "config.toml", "events.jsonl", "models")
     there = ", ".join(name for name in names if (folder / name).exists())  # models may be too large to save
     out.print(f"\nEverything is in [bold]{escape(str(folder))}[/bold]: {there}")
+    out.print(f"On disk: {disk_use([folder])}", highlight=False)
 
 
 @app.command()
@@ -175,6 +176,7 @@ def _compare(
     from cwfed.runs import compare as comparing
     from cwfed.runs.series import Planned, Series
 
+    config = comparing.without_models(config)
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
 
     def title_of(planned: Planned) -> str:
@@ -192,6 +194,7 @@ def _compare(
     ):
         rows = comparing.compare(config, entries, numbers, folder, series)
     methods = [Method(row["label"], [read_run(run, row["label"]) for run in row["runs"]]) for row in rows]
+    folders = [Path(run) for row in rows for run in row["runs"]]
     rows = [row | method.row for row, method in zip(rows, methods, strict=True)]
     title = describe(methods[0].first)  # what was run, not what the config says: data may come split
     group = Group(title, methods)
@@ -207,3 +210,4 @@ def _compare(
     out.print(
         f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"
     )
+    out.print(f"On disk: {disk_use(folders)}", highlight=False)

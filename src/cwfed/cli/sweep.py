@@ -19,7 +19,7 @@ from cwfed.cli.app import (
     app,
     load_config,
 )
-from cwfed.cli.console import print_table
+from cwfed.cli.console import disk_use, print_table
 from cwfed.cli.progress import progress
 from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
 from cwfed.core.terminal import escape, out
@@ -52,7 +52,6 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Find the best settings, by held-out data only. Finished runs are reused; the best setting is written as a config."""
-    from cwfed.federation.config import with_settings
     from cwfed.report import sweep as reporting
     from cwfed.runs import compare
     from cwfed.runs import sweep as sweeping
@@ -69,8 +68,7 @@ def sweep(
         settings, asking = len(candidates), sweeping.all_of(candidates)
     else:
         settings, asking = trials, sweeping.optuna(space, trials, base.run.seed)
-    if base.run.save_models == "auto":  # of many runs only the numbers are wanted
-        base = with_settings(base, ["run.save_models=none"])
+    base = compare.without_models(base)
 
     def title_of(planned: Planned) -> str:
         return planned.label if len(numbers) == 1 else f"{planned.label}, seed {planned.seed}"
@@ -99,6 +97,6 @@ def sweep(
     where = escape(str(out_dir))
     out.print(
         f"\nBest by validation: [bold]{escape(found.best.candidate.label)}[/bold]; run it: cwfed run {where}/best.toml\n"
-        f"Page: {where}/report.html, table: {where}/sweep.md",
+        f"Page: {where}/report.html, table: {where}/sweep.md\nOn disk: {disk_use([out_dir])}",
         highlight=False,
     )

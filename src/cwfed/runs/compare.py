@@ -10,7 +10,7 @@ from typing import Any
 
 from cwfed import algorithms
 from cwfed.core.errors import ConfigError
-from cwfed.federation.config import Config, from_table, parse_value
+from cwfed.federation.config import Config, from_table, parse_value, with_settings
 from cwfed.runs.series import Done, Planned, Series
 from cwfed.runs.summary import aggregate
 
@@ -68,6 +68,11 @@ def with_algorithm(config: Config, entry: Entry, seed: int) -> Config:
     table = config.model_dump() | {"algorithm": entry.settings}
     table["run"] = table["run"] | {"seed": seed}
     return from_table(table)
+
+
+def without_models(config: Config) -> Config:
+    """Of many runs only the numbers are wanted, unless somebody says otherwise."""
+    return with_settings(config, ["run.save_models=none"]) if config.run.save_models == "auto" else config
 
 
 def plan(config: Config, entries: Sequence[Entry], seeds: Sequence[int], out: str | Path) -> list[Planned]:
