@@ -23,7 +23,7 @@ def planned(folder, *seeds, settings=()):
 
 
 def test_side_by_side_gives_the_bits_of_one_by_one_and_reuses_what_is_there(tmp_path):
-    """Two processes of our own; the third run was there, and its event list has no round."""
+    """Two processes of our own; the third run was there and has no round. Then one of them meets an error, which is that of all."""
     wanted = planned(tmp_path / "both", 0, 1, 2)
     session.run(wanted[2].config, wanted[2].folder)
     began, ended, rounds = [], [], []
@@ -34,10 +34,17 @@ def test_side_by_side_gives_the_bits_of_one_by_one_and_reuses_what_is_there(tmp_
 
     with Series(2, on_run=on_run, on_done=lambda done: ended.append(done.planned.seed)) as series:
         done = series.carry_out(wanted)
+        other = planned(tmp_path / "both", 3, 4, settings=["train.lr=0.01"])
+        (other[1].folder).mkdir()
+        (other[1].folder / "stray").touch()
+        with pytest.raises(RunError, match="holds files that are no run of cwfed"):
+            series.carry_out(other)
+    assert all(not process.is_alive() for process in series._crew._processes)
     assert [one.planned.seed for one in done] == [0, 1, 2]
     assert [one.reused for one in done] == [False, False, True]
-    assert sorted(began) == sorted(ended) == [0, 1, 2]
-    assert sorted(rounds) == [0, 0, 1, 1]
+    assert sorted(began) == [0, 1, 2, 3, 4]
+    assert sorted(ended)[:3] == [0, 1, 2]
+    assert sorted(rounds)[:4] == [0, 0, 1, 1]
     for one in planned(tmp_path / "alone", 0, 1):
         session.run(one.config, one.folder)
         bits, alone = final_bits(tmp_path / "both" / one.folder.name), final_bits(one.folder)
@@ -51,16 +58,6 @@ def test_a_run_that_learns_nothing_ends_the_series_unless_it_is_lenient(tmp_path
     (done,) = Series(lenient=True).carry_out(wanted)
     assert done.summary is None
     assert "diverged" in done.given_up
-
-
-def test_an_error_in_a_process_is_the_error_of_the_series(tmp_path):
-    """The second folder holds another experiment; the other process is ended, not left running."""
-    wanted = planned(tmp_path, 0, 1)
-    session.run(small(*FEW, "train.lr=0.01", "run.seed=1"), wanted[1].folder)
-    (wanted[1].folder / "summary.json").unlink()  # not reused, so it is a process that meets it
-    with pytest.raises(RunError, match=r"holds another experiment: train\.lr"), Series(2) as series:
-        series.carry_out(wanted)
-    assert all(not process.is_alive() for process in series._crew._processes)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +85,7 @@ def test_a_run_that_uses_all_cores_is_not_joined_by_others(tmp_path):
         assert (series._seconds is not None) is idle
 
 
+@pytest.mark.slow
 def test_interrupted_side_by_side_all_runs_can_be_resumed(tmp_path):
     """SIGTERM to the parent alone: its processes write a checkpoint and end with it."""
     settings = [

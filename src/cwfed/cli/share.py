@@ -75,3 +75,34 @@ def leaderboard(
         print_table(boards.terminal(board))
     out.print(boards.EXPLANATION, style="dim italic", highlight=False)
     out.print(f"\nPage: [bold]{escape(str(out_file))}[/bold], table: {escape(str(out_file.with_suffix('.md')))}")
+
+
+hub = typer.Typer(help="Runs and personal models on the Hugging Face hub (extra hub).", no_args_is_help=True)
+app.add_typer(hub, name="hub")
+RepoArgument = Annotated[str, typer.Argument(help="The repository: owner/name.")]
+
+
+@hub.command()
+def push(
+    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    repo: RepoArgument,
+    models: Annotated[bool, typer.Option(help="With every client's personal model.")] = True,
+    public: Annotated[bool, typer.Option("--public", help="A new repository is for everybody to see.")] = False,
+) -> None:
+    """Put a finished run, with its personal models, into a repository of the hub."""
+    from cwfed.runs import hub as pushing
+
+    out.print(escape(pushing.push(run, repo, models=models, private=not public)), highlight=False)
+
+
+@hub.command()
+def pull(
+    repo: RepoArgument,
+    out_dir: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder.")] = None,
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit; default: main.")] = None,
+) -> None:
+    """Get a run from the hub: its numbers are checked, nothing of it is run."""
+    from cwfed.runs import hub as pulling
+
+    found = pulling.pull(repo, out_dir or Path("runs") / repo.replace("/", "-"), revision=revision)
+    out.print(f"[bold]{escape(str(found))}[/bold]", highlight=False)
