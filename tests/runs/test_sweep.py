@@ -112,9 +112,9 @@ def test_a_run_is_worth_its_best_validation_in_its_own_phase():
 def test_test_accuracy_never_decides(tmp_path, monkeypatch):
     """Of real runs: whatever is changed about test results, the same setting is picked; with other validation, the other."""
     config = small(*FEW, "train.rounds=1")
-    candidates = [Candidate({"train.lr": lr}) for lr in (0.05, 0.001)]
+    candidates = [Candidate({"train.lr": lr}) for lr in (0.5, 0.001)]
     found = sweeping.sweep(config, sweeping.all_of(candidates), [0, 1], tmp_path, Series())
-    assert found.best.candidate.values == {"train.lr": 0.05}  # 0.001 learns next to nothing in a round
+    assert found.best.candidate.values == {"train.lr": 0.5}  # 0.001 learns next to nothing in a round
     real = RunFolder.result
 
     def turned(which):
@@ -132,7 +132,7 @@ def test_test_accuracy_never_decides(tmp_path, monkeypatch):
 
         return result
 
-    for which, best in (("accuracy", 0.05), ("validation", 0.001)):
+    for which, best in (("accuracy", 0.5), ("validation", 0.001)):
         monkeypatch.setattr(RunFolder, "result", turned(which))
         again = sweeping.sweep(config, sweeping.all_of(candidates), [0, 1], tmp_path, Series())
         assert again.best.candidate.values == {"train.lr": best}
@@ -180,26 +180,26 @@ def sweep(tmp_path, capsys, *grid, **options):
 
 
 def test_the_command_leaves_a_table_a_page_and_a_config_that_runs(tmp_path, capsys):
-    result = sweep(tmp_path, capsys, "train.lr=0.05,0.001,1e30", seeds="0,1", jobs=1)
-    assert result["best"] == {"train.lr": 0.05}
-    assert [one["values"]["train.lr"] for one in result["tried"]] == [0.05, 0.001, 1e30]
+    result = sweep(tmp_path, capsys, "train.lr=0.5,0.001,1e30", seeds="0,1", jobs=1)
+    assert result["best"] == {"train.lr": 0.5}
+    assert [one["values"]["train.lr"] for one in result["tried"]] == [0.5, 0.001, 1e30]
     names = {p.name for p in (tmp_path / "s").iterdir() if p.is_file()}
     assert names == {"sweep.json", "sweep.md", "best.toml", "report.html"}
     table = (tmp_path / "s" / "sweep.md").read_text()
     assert "test accuracy never decides" in table
-    assert table.index("| train.lr=0.05 ") < table.index("| train.lr=0.001 ")
+    assert table.index("| train.lr=0.5 ") < table.index("| train.lr=0.001 ")
     assert "1e+30: no result" in table
     html = (tmp_path / "s" / "report.html").read_text()
     assert "never decides" in html
     assert html.count("class=best") == 2  # in the sweep's table, and the same setting in the table of the report
     best = configs.load(tmp_path / "s" / "best.toml")
-    assert best.train.lr == 0.05
+    assert best.train.lr == 0.5
     assert best.run.seed == 0
     assert not list((tmp_path / "s").rglob("models"))  # only numbers were wanted
     summary = cwfed.run(best)
     assert summary.accuracy == RunFolder(result["tried"][0]["runs"][0]).summary().accuracy
-    assert tomllib.loads((tmp_path / "s" / "best.toml").read_text())["train"]["lr"] == 0.05
-    again = sweep(tmp_path, capsys, "train.lr=0.05,0.001,1e30", seeds="0,1", jobs=1)
+    assert tomllib.loads((tmp_path / "s" / "best.toml").read_text())["train"]["lr"] == 0.5
+    again = sweep(tmp_path, capsys, "train.lr=0.5,0.001,1e30", seeds="0,1", jobs=1)
     assert [one.get("reused") for one in again["tried"]] == [[0, 1], [0, 1], None]
 
 

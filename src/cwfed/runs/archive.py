@@ -13,7 +13,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,7 +66,8 @@ def write(run: str | Path, path: str | Path) -> None:
     except OSError as error:
         raise RunError(f"the archive {path} cannot be written: {error.strerror or error}") from None
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
 def _content(path: Path) -> bytes:
