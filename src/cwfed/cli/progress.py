@@ -146,7 +146,7 @@ class _Bars:
             TimeRemainingColumn(),
         )
         self._bars = open_.enter_context(Progress(*columns, console=err))
-        self._top = None
+        self._top: TaskID | None = None
         if whole:
             self._top = self._bars.add_task(f"[bold]{escape(whole[0])}[/bold], runs", total=whole[1], accuracy="")
         self._running: dict[str, TaskID] = {}

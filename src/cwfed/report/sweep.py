@@ -120,7 +120,7 @@ def _section(sweep: Sweep, shown: int) -> str:
     for number, one in enumerate(sweep.tried):
         label, *texts = cells(sweep, one)
         row = one.row
-        values = [None] * 4
+        values: list[float | None] = [None] * 4
         if row:
             test = row["accuracy"][row["reported"]["phase"]]["validated"]["mean"]
             values = [row["validation"]["mean"], test, None, row["seconds"]["mean"]]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,8 @@ class _Crew:
     def __init__(self, size: int, data_dir: str | None, track: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         each = max(1, cores() // size)
-        self._processes, self._idle = [], list[Connection]()
+        self._processes = list[SpawnProcess]()
+        self._idle = list[Connection]()
         with _deaf():  # who presses Ctrl-C speaks to us: we tell the others
             for _ in range(size):
                 ours, theirs = context.Pipe()

@@ -117,14 +117,14 @@ def _values(raw: str, text: str) -> list[Any]:
 
 def _range(raw: str, text: str) -> Range:
     found = re.fullmatch(r"(.+?)\.\.(.+?)(:log)?", raw.strip())
-    low, high = (parse_value(part) for part in found.groups()[:2]) if found else (None, None)
-    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
-    if not found or not numbers or not -math.inf < low < high < math.inf or (found[3] and low <= 0):  # type: ignore[operator]
+    ends = [parse_value(part) for part in found.groups()[:2]] if found else []
+    numbers = bool(ends) and all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends)
+    if not found or not numbers or not -math.inf < ends[0] < ends[1] < math.inf or (found[3] and ends[0] <= 0):
         raise ConfigError(
             f"--range {text!r} must look like train.lr=0.001..0.1, the smaller number first; with :log behind it for "
             "a logarithmic scale, both above 0"
         )
-    return Range(low, high, bool(found[3]))  # type: ignore[arg-type]
+    return Range(ends[0], ends[1], bool(found[3]))
 
 
 Search: TypeAlias = Generator[list[Candidate], list[float | None], None]
