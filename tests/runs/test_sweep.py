@@ -195,6 +195,7 @@ def test_the_command_leaves_a_table_a_page_and_a_config_that_runs(tmp_path, caps
     best = configs.load(tmp_path / "s" / "best.toml")
     assert best.train.lr == 0.5
     assert best.run.seed == 0
+    assert best.run.save_models == "auto"  # the sweep's own runs have none, the one that is made of it has
     assert not list((tmp_path / "s").rglob("models"))  # only numbers were wanted
     summary = cwfed.run(best)
     assert summary.accuracy == RunFolder(result["tried"][0]["runs"][0]).summary().accuracy

@@ -68,7 +68,6 @@ def sweep(
         settings, asking = len(candidates), sweeping.all_of(candidates)
     else:
         settings, asking = trials, sweeping.optuna(space, trials, base.run.seed)
-    base = compare.without_models(base)
 
     def title_of(planned: Planned) -> str:
         return planned.label if len(numbers) == 1 else f"{planned.label}, seed {planned.seed}"

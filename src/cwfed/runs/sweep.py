@@ -268,7 +268,7 @@ def _plan(config: Config, candidate: Candidate, seeds: Sequence[int], out: Path)
     """A run's folder is named by the hash of its experiment: the same one is found again, whatever else is swept."""
     planned = []
     for seed in seeds:
-        one = candidate.applied(with_settings(config, [f"run.seed={seed}"]))
+        one = compare.without_models(candidate.applied(with_settings(config, [f"run.seed={seed}"])))
         name = re.sub(r"[^\w.=-]+", "_", candidate.label)[:80]
         planned.append(Planned(candidate.label, seed, one, out / f"{name}-seed-{seed}-{one.fingerprint[:10]}"))
     return planned
