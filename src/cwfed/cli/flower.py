@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
-from cwfed.cli.console import print_summary, progress
+from cwfed.cli.console import print_summary
+from cwfed.cli.progress import progress
 from cwfed.core.errors import CwfedError, Interrupted
 from cwfed.core.terminal import err, escape, out
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from cwfed.report.finished import LeftOut
     from cwfed.report.groups import Group
 
-RunsArgument = Annotated[list[Path], typer.Argument(help="Run folders, or folders with run folders below them.")]
+RunsArgument = Annotated[
+    list[Path], typer.Argument(help="Run folders, archives of runs, or folders with such below them.")
+]
 
 
 @app.command()
@@ -82,7 +84,7 @@ def list_runs(
         typer.Option("--where", "-w", help="Only runs with this setting: section.key=value, or state=finished."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="Sort by folder, accuracy, rounds, seconds, started or a setting.")
+        str, typer.Option(help="Sort by folder, accuracy, rounds, seconds, started, bytes or a setting.")
     ] = "folder",
     differ: Annotated[bool, typer.Option("--differ", help="Also show the settings in which they differ.")] = False,
     as_json: JsonOption = False,
@@ -96,7 +98,7 @@ def list_runs(
         return
     if not found:
         raise CwfedError("no run has these settings: cwfed runs without --where shows all")
-    header = ["folder", "data", "algorithm", "seed", "rounds", "accuracy", "state", "time"]
+    header = ["folder", "data", "algorithm", "seed", "rounds", "accuracy", "state", "time", "on disk"]
     lines = [run.cells() for run in found]
     if differ:
         header.append("differs in")

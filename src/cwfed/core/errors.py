@@ -59,6 +59,10 @@ class WorkerLost(RunError):
     """A worker process has ended by itself; what was done before it is whole, and the run can be resumed."""
 
 
+class GivenUp(RunError):
+    """A run would never learn anything: every update was refused, round after round, mostly because the training diverged."""
+
+
 class Interrupted(CwfedError):
     """Ctrl-C, with a word on how to go on."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -118,12 +118,22 @@ class Federation:
 
     def digest(self) -> str:
         """A hash of who holds what, for the manifest."""
-        sha = hashlib.sha256()
-        for shard in self.shards.values():
-            for part in (shard.train, shard.validation, shard.test, shard.holdout):
-                sha.update(len(part).to_bytes(8, "little"))
-                sha.update(part.astype("<i8").tobytes())
-        return sha.hexdigest()
+        return _hash(part for s in self.shards.values() for part in (s.train, s.validation, s.test, s.holdout))
+
+    def dealt(self) -> str:
+        """The same for all methods on one split: what a method holds out of the training data counts as training data."""
+        shards = self.shards.values()
+        return _hash(
+            part for s in shards for part in (np.sort(np.concatenate([s.train, s.holdout])), s.validation, s.test)
+        )
+
+
+def _hash(parts: Iterable[Indices]) -> str:
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(len(part).to_bytes(8, "little"))
+        sha.update(part.astype("<i8").tobytes())
+    return sha.hexdigest()
 
 
 def fixed_shard(client: int, parts: Sequence[Indices], seed: int, validation: float) -> Shard:

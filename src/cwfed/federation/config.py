@@ -237,9 +237,12 @@ class RunSection(Section):
     """Evaluate a fixed random sample of this many clients; 0 is all."""
     checkpoint_seconds: float = setting(30.0, ge=0, changes="nothing")
     """Least time between two checkpoints; 0 writes one every round."""
+    keep_checkpoints: int = setting(1, ge=0, le=2, changes="nothing", since="0.2", before=1)
+    """Checkpoints that a finished run keeps. The last one is what more rounds, models that were not saved and models of newcomers are made
+    from: with 0 there will be none of these. A second one serves where the last is damaged."""
     save_models: Literal["auto", "all", "none"] = setting("auto", changes="nothing")
     """Write every client's model of the last round and of the round that validation picked; `auto` does while those of one round fit into
-    1 GiB."""
+    1 GiB, and in `cwfed compare` and `cwfed sweep`, where numbers are wanted, does not."""
     metrics: list[str] = setting(factory=list, since="0.2", before=[])
     """Metrics of your own, `["module:name"]`, beside `accuracy`, `balanced_accuracy`, `macro_f1` and `loss`
     ([evaluation.md](evaluation.md))."""

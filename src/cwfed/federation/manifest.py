@@ -69,6 +69,8 @@ class _Data(BaseModel):
 class _Split(BaseModel):
     digest: str
     histogram: list[list[int]]
+    dealt: str = ""
+    """The same for all methods on one split; manifests of early runs have none."""
 
 
 class _Engine(BaseModel):

@@ -371,7 +371,11 @@ class Simulation(Experiment):
                 "vocabulary": shape.vocabulary,
                 "classes": about.class_names,
             },
-            split={"digest": self.federation.digest(), "histogram": self.federation.histogram().tolist()},
+            split={
+                "digest": self.federation.digest(),
+                "dealt": self.federation.dealt(),
+                "histogram": self.federation.histogram().tolist(),
+            },
             batch_norm=self.config.train.batch_norm,
             engine={
                 "name": self.engine.name,

@@ -157,7 +157,8 @@ def requests(listener: socket.socket, life: int) -> Request | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listener, life, woken], [], [])
+        watched: list[socket.socket | int] = [listener, life, woken]
+        ready, _, _ = select.select(watched, [], [])
         if woken in ready:
             os.read(woken, 4096)
         while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -205,7 +206,8 @@ def answer(request: Request) -> None:
     sys.argv = [PROGRAM, *request.arguments]
     threading.Thread(target=heed, args=[request.connection], daemon=True).start()
     request.connection.send(b"!")
-    sys.exit(flwr_clientapp())
+    flwr_clientapp()
+    sys.exit()
 
 
 def openblas_threads() -> int:

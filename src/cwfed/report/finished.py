@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -23,6 +23,7 @@ from cwfed.core.types import PHASES, Phase
 from cwfed.data import classes_held_by_nobody
 from cwfed.federation.config import FREE_TO_CHANGE, Config
 from cwfed.federation.settings import flat
+from cwfed.runs import archive
 from cwfed.runs.folder import RunFolder
 from cwfed.runs.summary import Summary
 
@@ -73,6 +74,8 @@ class RunRecord:
     rounds: list[Round]
     summary: Summary
     manifest: dict[str, Any]
+    sealed: bool = True
+    """Whether all its files say their checksums; those of early versions do not."""
 
     @property
     def portrait(self) -> Portrait | None:
@@ -154,8 +157,14 @@ class RunRecord:
 def read_run(path: str | Path, label: str = "") -> RunRecord:
     """A finished run whose files belong together; RunError for anything else.
 
-    The summary is computed anew from the events and must be the one that was written.
+    The summary is computed anew from the events and must be the one that was written. The path may be an archive (`archive`).
     """
+    if archive.is_archive(path):
+        with archive.opened(path) as scratch:
+            try:
+                return replace(read_run(scratch, label), path=Path(path))
+            except CwfedError as error:
+                raise RunError(str(error).replace(str(scratch), str(path))) from None
     folder = RunFolder(path)
     summary, happened = folder.result()
     manifest = _read_manifest(folder)
@@ -163,9 +172,8 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
     started = next(event for event in happened if isinstance(event, Started))
     rounds = [event for event in happened if isinstance(event, Round)]
     _check_together(folder, config, manifest, started, rounds)
-    return RunRecord(
-        label or f"{started.algorithm}, seed {started.seed}", folder.path, config, started, rounds, summary, manifest
-    )
+    label = label or f"{started.algorithm}, seed {started.seed}"
+    return RunRecord(label, folder.path, config, started, rounds, summary, manifest, folder.is_sealed())
 
 
 def _read_manifest(folder: RunFolder) -> dict[str, Any]:
@@ -211,13 +219,17 @@ class LeftOut:
 
 
 def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Run folders among and below the given folders, each once; one that lost a file is still one."""
+    """Run folders and archives among and below the given ones, each once; a folder that lost a file is still one."""
     seen = set()
     for path in map(Path, paths):
-        if not path.is_dir():
-            raise RunError(f"{path} is not a folder: give a run's folder, or one with run folders below it")
-        below = (file.parent for name in RUN_FILES for file in path.rglob(name))
-        found = [path] if any((path / name).exists() for name in RUN_FILES) else sorted(set(below))
+        if not path.is_dir() and not archive.is_archive(path):
+            raise RunError(
+                f"{path} is no folder and no archive: give a run's folder, one with runs below it, or what cwfed export made"
+            )
+        below = {file.parent for name in RUN_FILES for file in path.rglob(name)}
+        below |= set(filter(archive.is_archive, path.rglob(f"*{archive.ENDING}")))
+        is_run = archive.is_archive(path) or any((path / name).exists() for name in RUN_FILES)
+        found = [path] if is_run else sorted(below)
         if not found:
             raise RunError(f"{path} holds no run of cwfed, nor does a folder below it: cwfed run makes one")
         for folder in found:
@@ -235,7 +247,7 @@ def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]
         try:
             record = read_run(path)
         except CwfedError as error:
-            left_out.append(LeftOut(path, _why(path, error)))
+            left_out.append(LeftOut(path, why_left_out(path, error)))
             continue
         key = json.dumps([record.settings(), record.started.seed, record.manifest["data"]["digest"]], sort_keys=True)
         if key in known:
@@ -246,9 +258,10 @@ def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]
     return records, left_out
 
 
-def _why(path: Path, error: CwfedError) -> str:
+def why_left_out(path: Path, error: CwfedError) -> str:
+    """In a sentence: what is wrong with a run that cannot be read."""
     folder = RunFolder(path)
-    if folder.finished:
+    if folder.finished or archive.is_archive(path):
         return str(error)
     try:
         folder.config()

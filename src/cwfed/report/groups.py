@@ -82,6 +82,15 @@ class Group:
 
     title: str
     methods: list[Method]
+    is_ranked_by_test: bool = True
+    """As papers do; otherwise the methods are in their order already, such as that of held-out data in a sweep."""
+
+    def ranked(self) -> list[int]:
+        """The methods, the best first."""
+        numbers = range(len(self.methods))
+        if not self.is_ranked_by_test:
+            return list(numbers)
+        return sorted(numbers, key=lambda i: -self.methods[i].row["reported"]["mean"])
 
     @property
     def records(self) -> list[RunRecord]:
@@ -166,7 +175,7 @@ def methods(records: Sequence[RunRecord]) -> list[Method]:
         same = [record.settings(), record.manifest["data"]["digest"]]
         by_settings.setdefault(json.dumps(same, sort_keys=True), []).append(record)
     runs = [sorted(same, key=lambda r: r.started.seed) for same in by_settings.values()]
-    return [Method(label, same) for label, same in zip(_labels(runs), runs, strict=True)]
+    return [Method(label, same) for label, same in zip(labels(runs), runs, strict=True)]
 
 
 def _surroundings(record: RunRecord) -> dict[str, Any]:
@@ -198,7 +207,7 @@ def _titles(firsts: Sequence[RunRecord]) -> list[str]:
     return titles
 
 
-def _labels(runs: Sequence[Sequence[RunRecord]]) -> list[str]:
+def labels(runs: Sequence[Sequence[RunRecord]]) -> list[str]:
     """The algorithm's name, with the settings that tell it from others of the same name."""
     labels = []
     for same in runs:

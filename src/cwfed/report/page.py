@@ -26,11 +26,13 @@ NORMS = {
 }
 
 
-def write(path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = ()) -> None:
-    """The page of these experiments; what was left out is named on it."""
+def write(
+    path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = (), opening: str = ""
+) -> None:
+    """The page of these experiments; what was left out is named on it. `opening` is HTML that stands before them."""
     assets = resources.files("cwfed.report") / "assets"
     style, script = (assets / name for name in ("page.css", "page.js"))
-    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), _contents(groups)]
+    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), opening, _contents(groups)]
     alone = len(groups) == 1 and groups[0].title == title
     body += [_section(i, group, "All methods" if alone else group.title) for i, group in enumerate(groups)]
     path.write_text(
@@ -68,7 +70,7 @@ def _section(number: int, group: Group, heading: str) -> str:
     labels, rows = [method.label for method in group.methods], [method.row for method in group.methods]
     places = {str(i): labels[i] for i in group.baselines()}
     methods = {str(i): label for i, label in enumerate(labels)}
-    best = max(range(len(labels)), key=lambda i: group.methods[i].row["reported"]["mean"])
+    best = group.ranked()[0]
     seeds = max(len(method.records) for method in group.methods)
     one_split = group.records[0].config.data.split_seed >= 0
     others = "other seeds train on the same split" if one_split else "other seeds deal the data out otherwise"
@@ -134,12 +136,10 @@ def _table(group: Group) -> str:
     rows = [method.row for method in group.methods]
     metrics = tables.metrics_of(rows)
     head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.header(rows))
-    best = max(method.row["reported"]["mean"] for method in group.methods)
-    is_contest = len(group.methods) > 1
+    ranked = [group.methods[i] for i in group.ranked()]
+    best, is_contest = ranked[0].row["reported"]["mean"], len(ranked) > 1
     lines = []
-    for method, look in sorted(
-        zip(group.methods, group.looks, strict=True), key=lambda pair: -pair[0].row["reported"]["mean"]
-    ):
+    for method, look in ((group.methods[i], group.looks[i]) for i in group.ranked()):
         label, *texts = tables.cells(method.row, metrics)
         swatch = f'<span class="swatch{" hollow" if look.hollow else ""}" style="color:{look.colour}"></span>'
         cells = [f"<td>{swatch}{escape(label)}</td>"]
@@ -147,7 +147,8 @@ def _table(group: Group) -> str:
             f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
             for text, value in zip(texts, tables.numbers(method.row, metrics), strict=True)
         ]
-        mark = " class=best" if is_contest and method.row["reported"]["mean"] == best else ""
+        is_best = method is ranked[0] or (group.is_ranked_by_test and method.row["reported"]["mean"] == best)
+        mark = " class=best" if is_contest and is_best else ""
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
     return f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 

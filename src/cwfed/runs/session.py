@@ -69,9 +69,10 @@ def run(
             )
         try:
             memory.forget_peak()  # several runs may share this process
-            return carry_out(
-                config or Config(), folder.path, lambda runner: record(runner, folder, on_event, tracked)
-            )
+            config = config or Config()
+            summary = carry_out(config, folder.path, lambda runner: record(runner, folder, on_event, tracked))
+            folder.checkpoints.thin(config.run.keep_checkpoints)
+            return summary
         except OSError as error:
             raise RunError(
                 f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
