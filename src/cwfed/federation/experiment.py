@@ -27,12 +27,12 @@ from cwfed.models import InputShape
 from cwfed.privacy.noise import Noise
 
 
-def deal(config: Config, data_dir: str | None = None) -> data.Federation:
-    """The data of a config, dealt out to its clients."""
-    dataset = data.load(config.data.source(), data_dir)
-    return data.share_out(
-        dataset, config.partition_spec(), config.split_seed, config.data.validation, config.data.samples
-    )
+def deal(config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> data.Federation:
+    """The data of a config, or those that are given instead, dealt out to its clients."""
+    dataset = given or data.load(config.data.source(), data_dir)
+    seed, chosen = config.split_seed, config.data
+    dealt = data.share_out(dataset, config.partition_spec(), seed, chosen.validation, chosen.samples)
+    return dealt if chosen.shift == "none" else data.shifted(dealt, chosen.shift, chosen.shift_groups, seed)
 
 
 def how_many(participation: float, clients: int) -> int:

@@ -72,9 +72,9 @@ class Panel(NamedTuple):
     columns: str = "class"
     diverging: bool = False
     """Differences: centred at zero."""
-    row_names: Sequence[int] | None = None
+    row_names: Sequence[int | str] | None = None
     """Where the rows are not 0, 1, 2 and so on."""
-    column_names: Sequence[int] | None = None
+    column_names: Sequence[int | str] | None = None
 
 
 def draw_heat_map(axes: Axes, panel: Panel) -> Any:
@@ -95,9 +95,9 @@ def draw_heat_map(axes: Axes, panel: Panel) -> Any:
     return image
 
 
-def _name_of(names: Sequence[int], place: float, _: object) -> str:
+def _name_of(names: Sequence[int | str], place: float, _: object) -> str:
     """What stands at a place of an axis that counts from 0."""
-    return str(names[int(place)]) if place == int(place) and 0 <= place < len(names) else ""
+    return plain(str(names[int(place)])[:24]) if place == int(place) and 0 <= place < len(names) else ""
 
 
 def plain(text: str) -> str:
@@ -125,11 +125,12 @@ def heat_maps(panels: Sequence[Panel], columns: int = 4, title: str = "") -> Fig
     return figure
 
 
-def distribution(histogram: NDArray[np.int64], title: str) -> Figure:
-    """Who holds what."""
+def distribution(histogram: NDArray[np.int64], title: str, clients: Sequence[str] | None = None) -> Figure:
+    """Who holds what; the clients by their names where they have any."""
     figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     axes = figure.subplots()
-    figure.colorbar(draw_heat_map(axes, Panel(textwrap.fill(title, 60), histogram)), label="samples")
+    panel = Panel(textwrap.fill(title, 60), histogram, row_names=clients)
+    figure.colorbar(draw_heat_map(axes, panel), label="samples")
     return figure
 
 
