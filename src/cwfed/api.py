@@ -241,7 +241,7 @@ def deal(
     """
     given = Given(data)
     chosen = config if isinstance(config, Config) else session.as_config(config) or Config()
-    return experiment.deal(given.named_in(chosen), data_dir, given.dataset())
+    return experiment.deal(given.named_in(chosen), data_dir, given.dataset)
 
 
 def load_data(data: str | Config = "digits", data_dir: str | Path | None = None) -> Dataset:

@@ -113,8 +113,11 @@ def test_a_hub_data_set_with_other_names_and_columns_by_config_alone(tmp_path):
         )
 
 
-def test_the_hub_s_own_library_is_asked_for_subset_and_splits(tmp_path):
+def test_the_hub_s_own_library_is_asked_for_subset_and_splits(tmp_path, monkeypatch):
     """`datasets` opens a folder as it opens a repository."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     parquet(tmp_path / "repo", ROWS, "train.parquet")
     parquet(tmp_path / "repo", ROWS, "validation.parquet")
     hub = sources.Hub(str(tmp_path / "repo"), "kind", splits=("validation",), features=("a",))

@@ -126,7 +126,9 @@ def test_label_plus_quantity_has_the_sizes_of_quantity_and_skewed_labels():
     least = 40  # min(4 * 10, 3000 / 12 / 2)
     q = stream(5, "partition").dirichlet(np.full(12, 0.5))
     wanted = least + (3000 - 12 * least) * q
-    assert abs(held.sum(1) - wanted).max() <= 11  # half a sample of the fit, less than one for each class
+    assert (
+        abs(held.sum(1) - wanted).max() < 12
+    )  # half a sample of the fit, less than one for each class and for n_i itself
     p = held / held.sum(1, keepdims=True)
     assert p.max(1).mean() > 0.35  # of ten classes, one alone has more than a third
 

@@ -145,7 +145,7 @@ def test_arrays_in_place_of_files(tmp_path):
     result = cwfed.run(settings, tmp_path / "run", data=(inputs, labels))
     assert (result.dataset, result.clients) == ("arrays", 6)
     same = cwfed.run(settings, data=cwfed.Dataset.from_arrays(torch.from_numpy(inputs), labels))
-    assert without_seconds(same.events) == without_seconds(result.events)
+    assert list(map(without_seconds, same.events)) == list(map(without_seconds, result.events))
     more = small("train.rounds=3", "data.partition=dirichlet", "data.alpha=1")
     assert cwfed.run(more, tmp_path / "run", data=(inputs, labels), resume=True).rounds == 3
     assert cwfed.run(out=tmp_path / "run", data=(inputs, labels), resume=True).rounds == 3
@@ -269,7 +269,7 @@ def test_a_listener_stops_a_run_which_is_resumed_to_the_same_bits(tmp_path):
     result = cwfed.run(SMALL, cut, on_event=[seen.append, stop_after(2)])
     assert (result.rounds, result.stopped) == (2, "good enough")
     assert [event.round for event in seen if isinstance(event, Round)] == [1, 2]
-    assert result.model(0).round == 2
+    assert result.model(0, pick="last").round == 2
     assert not (cut / "summary.json").exists()
     cwfed.run(out=cut, resume=True)
     assert final_bits(cut) == final_bits(whole)
@@ -300,7 +300,7 @@ def test_a_listener_that_fails_leaves_a_checkpoint(tmp_path):
 
     with pytest.raises(ZeroDivisionError):
         cwfed.run(SMALL, tmp_path / "run", on_event=broken)
-    assert RunFolder(tmp_path / "run").checkpoints.rounds() == [2]
+    assert sorted(RunFolder(tmp_path / "run").checkpoints.rounds()) == [2]
     seen = []
     cwfed.run(out=tmp_path / "run", resume=True, on_event=seen.append)
     assert [event.round for event in seen if isinstance(event, Round)] == [3]
@@ -314,7 +314,8 @@ def test_rounds_by_hand_are_those_of_a_run(tmp_path):
     rounds = cwfed.rounds(SMALL, on_event=seen.append)
     assert [event.round for event in rounds] == [1, 2, 3]
     assert isinstance(seen[0], Started)
-    assert without_seconds(rounds.result().events) == without_seconds(cwfed.run(SMALL).events)
+    whole = cwfed.run(SMALL)
+    assert list(map(without_seconds, rounds.result().events)) == list(map(without_seconds, whole.events))
 
 
 def test_a_loop_may_be_left_and_taken_up_again(tmp_path):

@@ -28,10 +28,13 @@ _given: dict[str, Any] = {}
 """What was given in this process, by its name; of two with the same name, such as a class that is defined anew, the last one."""
 
 
+GIVEN = "given"
+"""The module, as names have it, of objects that are no function or class and could not be imported from anywhere."""
+
+
 def give(thing: Any, called: str = "") -> str:
-    """Remember an object; the name by which a config finds it: as if it were imported, or as it is called."""
-    module = getattr(thing, "__module__", None) or "__main__"
-    name = f"{module}:{called or getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    """Remember an object; the name by which a config finds it: that of a function or class, or as it is called."""
+    name = f"{GIVEN}:{called}" if called else f"{thing.__module__}:{thing.__qualname__}"
     _given[name] = thing
     return name
 
@@ -43,6 +46,8 @@ def load_object(name: str, what: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise ConfigError(f'{what} {name!r} must look like "module:name"')
+    if module_name == GIVEN or "<locals>" in attribute:
+        raise ConfigError(f"{what} {name!r} was given in Python: give it again, as cwfed.run({what}=...)")
     _look_here()
     try:
         module = importlib.import_module(module_name)

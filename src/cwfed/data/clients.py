@@ -197,7 +197,8 @@ def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, 
 def _as_it_comes(
     data: Dataset, parts: Sequence[Sequence[Indices]], names: Sequence[str], seed: int, validation: float
 ) -> Federation:
-    shards = [fixed_shard(client, own, seed, validation) for client, own in enumerate(parts)]
+    split = [[np.asarray(part, dtype=np.int64) for part in own] for own in parts]
+    shards = [fixed_shard(client, own, seed, validation) for client, own in enumerate(split)]
     return Federation(data, shards, names)
 
 

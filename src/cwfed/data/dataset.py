@@ -181,9 +181,10 @@ class Dataset:
             own = []
             try:
                 pairs = [(_inputs(name, x), np.asarray(y)) for x, y in parts]
+                fits = len(pairs) in (2, 3) and all(len(x) == len(y) for x, y in pairs)
             except (TypeError, ValueError):
-                pairs = []
-            if len(pairs) not in (2, 3) or any(len(x) != len(y) for x, y in pairs):
+                fits = False
+            if not fits:
                 raise DataError(
                     f"data set {name!r}: client {client!r} must have (train, test) or (train, validation, test), each a pair "
                     "(inputs, labels) of the same length"
@@ -209,7 +210,14 @@ class Dataset:
 
     def owned_by(self, clients: ArrayLike) -> Dataset:
         """The same data with natural clients: for each sample whose it is, numbers or texts."""
-        owners, names = number_labels(_column(clients))
+        values = _column(clients)
+        if not all(isinstance(value, str) for value in values) and not all(
+            isinstance(value, int) for value in values
+        ):
+            raise DataError(
+                f"data set {self.name!r}: clients are named by texts or by whole numbers, one for each sample"
+            )
+        owners, names = number_labels(values)
         return replace(self, owners=owners, owner_names=names)
 
 

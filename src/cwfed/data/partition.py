@@ -197,16 +197,16 @@ def _extended_dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Gene
     A client takes the c classes that have the fewest holders so far, ties at random, as cards from a shuffled deck: so every class has a
     holder where M c >= K. Of a class with h holders each has m_k = min(least / c, N_k / h / 2) samples, and a share of the rest.
     """
-    per_client = spec.classes_per_client
-    if per_client > classes:
-        raise ConfigError(f"data.classes_per_client = {per_client}, but the data have only {classes} classes")
-    holders: list[list[int]] = [[] for _ in range(classes)]
+    per_client, there = spec.classes_per_client, np.unique(labels)
+    if per_client > len(there):
+        raise ConfigError(f"data.classes_per_client = {per_client}, but the data have only {len(there)} classes")
+    holders: dict[int, list[int]] = {int(k): [] for k in there}
     for client in range(spec.clients):
-        held = np.array([len(of_class) for of_class in holders])
-        for k in np.lexsort((rng.random(classes), held))[:per_client]:
-            holders[k].append(client)
+        held = [len(of_class) for of_class in holders.values()]
+        for k in there[np.lexsort((rng.random(len(there)), held))[:per_client]]:
+            holders[int(k)].append(client)
     parts: list[list[Indices]] = [[] for _ in range(spec.clients)]
-    for k, takers in enumerate(holders):
+    for k, takers in holders.items():
         if not takers:
             continue  # M c < K: this class goes to nobody
         members = rng.permutation(np.flatnonzero(labels == k))

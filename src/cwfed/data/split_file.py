@@ -38,6 +38,8 @@ class Split:
     """(train, test) or (train, validation, test), where the file has parts; then `shares` is empty."""
 
 
+LONGEST = 20
+"""Digits of a client's number: a longer one is a name."""
 Entry = tuple[str, Any, str]
 """A client, a sample number, a part ("" where there are none)."""
 
@@ -87,7 +89,7 @@ def arrange(entries: list[Entry], samples: int, where: str = "the split") -> Spl
 
 def _order(names: Mapping[str, Any]) -> Any:
     """Numbers by their value, other names as texts."""
-    return int if all(name.isdecimal() for name in names) else str
+    return int if all(name.isdecimal() and len(name) < LONGEST for name in names) else str
 
 
 def _indices(numbers: list[int]) -> NDArray[np.int64]:
@@ -100,7 +102,7 @@ def _number(entry: Entry, samples: int, where: str) -> int:
         number = int(given)
         if isinstance(given, bool | float):
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"{where}: client {client!r} has the sample {given!r}, which is no whole number") from None
     if not 0 <= number < samples:
         raise DataError(f"{where}: client {client!r} has the sample {number}, and the samples are 0 to {samples - 1}")

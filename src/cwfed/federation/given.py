@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,7 @@ class Given:
     def __bool__(self) -> bool:
         return any(getattr(self, f.name) is not None for f in fields(self))
 
+    @cached_property
     def dataset(self) -> Dataset | None:
         """The data, as a data set."""
         if self.data is None or isinstance(self.data, Dataset):
@@ -52,13 +54,15 @@ class Given:
         if not self:
             return config
         table = config.model_dump()
-        if (dataset := self.dataset()) is not None:
-            name = "memory" if dataset.fixed_split is None else "memory_split"
+        if self.dataset is not None:
+            name = "memory" if self.dataset.fixed_split is None else "memory_split"
             table["data"] = table["data"] | {"name": name, "path": ""}
         if self.algorithm is not None:
             table["algorithm"] = _table(self.algorithm)
         if self.model is not None:
-            table["model"] = table["model"] | {"name": _model(self.model)}
+            name, before = _model(self.model), table["model"]
+            options = before["options"] if before["name"] in ("auto", name) else {}  # or they are another model's
+            table["model"] = {"name": name, "options": options}
         return from_table(table)
 
 
@@ -93,8 +97,8 @@ def _model(model: ModelLike) -> str:
     if isinstance(model, str):
         return model
     if isinstance(model, nn.Module):
-        return plugins.give(_Copies(model), type(model).__qualname__)
-    if not callable(model):
+        return plugins.give(_Copies(model), type(model).__name__)
+    if not hasattr(model, "__qualname__"):
         raise ConfigError(f"a model is a name, a torch.nn.Module or a function of (shape, classes), not {model!r}")
     return plugins.give(model)
 
@@ -103,7 +107,7 @@ class _Copies:
     """Makes copies of one module: it begins with the weights that it has."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.__module__ = module, type(module).__module__
+        self.module = module
 
     def __call__(self, shape: InputShape, classes: int) -> nn.Module:
         return copy.deepcopy(self.module)

@@ -86,7 +86,7 @@ def steps(
     if out is None:
         _check_without_folder(resume, track)
         named = given.named_in(as_config(config) or Config())
-        return (yield from _in_memory(Simulation(named, data_dir, given.dataset())))
+        return (yield from _in_memory(Simulation(named, data_dir, given.dataset)))
     with _opened(config, out, resume, track, given) as opened:
         if opened.finished:
             notes: list[Event] = []
@@ -94,7 +94,7 @@ def steps(
             yield from notes
             return result
         with _disk(opened.folder):
-            simulation = Simulation(opened.config, data_dir, given.dataset())
+            simulation = Simulation(opened.config, data_dir, given.dataset)
             return (yield from _recorded(simulation, opened.folder, opened.tracked))
 
 
