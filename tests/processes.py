@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.warm import Warm
+
+WARM = Warm()
+PROGRAM = str(Path(sys.executable).with_name("cwfed"))
 LIMIT = float(os.environ.get("CWFED_TEST_LIMIT", "3600"))
 """Seconds after which whatever is waited for counts as hanging: the only limit in the suite, far beyond any slow machine."""
 
@@ -86,9 +92,29 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def run(command: list[Any], check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Carry out a command to its end; with `check` it must succeed."""
-    with running(command, **options) as process:
-        said = process.communicate(timeout=LIMIT)
-    assert not check or process.returncode == 0, f"{command} ended with {process.returncode}\n{said[0]}{said[1]}"
-    return subprocess.CompletedProcess(command, process.returncode, *said)
+def run(
+    command: list[Any], check: bool = False, warm: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Carry out a command to its end; with `check` it must succeed.
+
+    With `warm`, and for cwfed's own command, Python and its imports are there already: see `tests.warm`.
+    """
+    words = [str(word) for word in command]
+    if words[0] == PROGRAM:
+        words[:1] = [sys.executable, "-m", "cwfed"]
+    if warm or (words[:3] == [sys.executable, "-m", "cwfed"] and options.keys() <= {"cwd", "env"}):
+        code, *said = _run_warm(words[1:], **options)
+    else:
+        with running(command, **options) as process:
+            said = list(process.communicate(timeout=LIMIT))
+        code = process.returncode
+    assert not check or code == 0, f"{command} ended with {code}\n{said[0]}{said[1]}"
+    return subprocess.CompletedProcess(command, code, *said)
+
+
+def _run_warm(arguments: list[str], cwd: Any = None, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        code = WARM.run(arguments, cwd, dict(os.environ if env is None else env), out.fileno(), err.fileno(), LIMIT)
+        out.seek(0)
+        err.seek(0)
+        return code, out.read(), err.read()

@@ -82,7 +82,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_pat
             f"from pathlib import Path; from tests.processes import die_after_lines; from cwfed.cli import main;"
             f"die_after_lines(Path({str(out / 'events.jsonl')!r}), {lines}, {seconds}); main()"
         )  # anywhere in a round, in an event, in a checkpoint
-        done = processes.run([sys.executable, "-c", dying, *command], cwd=ROOT)
+        done = processes.run([sys.executable, "-c", dying, *command], cwd=ROOT, warm=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert not (out / "summary.json").exists()
     processes.run([sys.executable, "-m", "cwfed", *command], check=True)
