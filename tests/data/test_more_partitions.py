@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from cwfed.cli import app
 from cwfed.core.errors import ConfigError, CwfedError, DataError
 from cwfed.data import Dataset, share_out, shift, split_file
 from cwfed.data.partition import PARTITIONS, PartitionSpec, fit_sums, natural, partition
@@ -405,3 +407,36 @@ def test_reports_have_words_for_every_partition():
         assert "Dirichlet" in small(f"data.partition={kind}").data.how_split() or kind == "shards"
     assert small("data.partition=shards").data.how_split() == "2 shards a client"
     assert small("data.shift=rotation").data.how_split() == "2 classes a client, rotation in 4 groups"
+
+
+# --- cwfed data show
+
+
+def show(*words):
+    done = CliRunner().invoke(app, ["data", "show", *words], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_data_show_prints_every_partition(kind):
+    found = json.loads(show("--set=data.clients=5", f"--set=data.partition={kind}", "--json"))
+    assert sum(map(sum, found["histogram"])) == 1797
+    assert found["clients"] == ["0", "1", "2", "3", "4"]
+    assert "samples of each class at each client" in show("--set=data.clients=5", f"--set=data.partition={kind}")
+
+
+def test_data_show_names_clients_and_shifts_and_draws_them(tmp_path):
+    path = write(tmp_path / "who.json", {"left": list(range(0, 90, 2)), "right": list(range(1, 90, 2))})
+    words = [
+        "--set=data.partition=file",
+        f"--set=data.split_file={path}",
+        "--set=data.shift=rotation",
+        "--set=data.shift_groups=2",
+    ]
+    found = json.loads(show(*words, "--json"))
+    assert (found["clients"], sorted(found["shifts"])) == (["left", "right"], ["0°", "180°"])
+    text = show(*words, "--out", str(tmp_path / "who.png"))
+    assert "left" in text
+    assert "180°" in text
+    assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
