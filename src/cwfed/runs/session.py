@@ -91,7 +91,8 @@ def steps(
         if opened.finished:
             notes: list[Event] = []
             result = _read(opened, notes.append)
-            yield from notes
+            for note in notes:
+                yield from _told(note)
             return result
         with _disk(opened.folder):
             simulation = Simulation(opened.config, data_dir, given.dataset)
@@ -108,6 +109,7 @@ def drain(steps: Steps, *listeners: Callable[[Event], None]) -> Result:
             except StopIteration as end:
                 result: Result = end.value
                 return result
+            stop = None
             try:
                 for listener in listeners:
                     listener(event)
