@@ -132,17 +132,23 @@ def print_bench(result: dict[str, Any]) -> None:
             out.print(f"{line['name']}: extra memory {share:.2f} x the stack of models", highlight=False)
 
 
-def print_heat_map(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> None:
+def print_heat_map(
+    histogram: list[list[int]],
+    classes: tuple[str, ...],
+    name: str,
+    clients: Sequence[str],
+    shifts: Sequence[str] = (),
+) -> None:
     """Numbers on shades of blue; of more classes than a screen has columns, what is most at each client."""
     if len(classes) > FEW_CLASSES:
-        print_table(_largest_classes(histogram, classes, name))
+        print_table(_largest_classes(histogram, classes, name, clients, shifts))
         return
     top = max(map(max, histogram))
     title = f"{name}: samples of each class at each client"
-    table = FittedTable(("client", *classes, "all"), title=title, framed=False)
-    for client, row in enumerate(histogram):
+    table = FittedTable(("client", *classes, "all", *["shift"][: len(shifts)]), title=title, framed=False)
+    for i, (client, row) in enumerate(zip(clients, histogram, strict=True)):
         shades = [Text(str(n), _shade(n / top)) if n else Text("·") for n in row]
-        table.add_row(str(client), *shades, str(sum(row)))
+        table.add_row(escape(client), *shades, str(sum(row)), *shifts[i : i + 1])
     print_table(table)
 
 
@@ -150,20 +156,22 @@ def _shade(share: float) -> str:
     return f"black on rgb({230 - int(200 * share)},{240 - int(150 * share)},255)"
 
 
-def _largest_classes(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> FittedTable:
+def _largest_classes(
+    histogram: list[list[int]], classes: tuple[str, ...], name: str, clients: Sequence[str], shifts: Sequence[str]
+) -> FittedTable:
     """A line a client: how much it holds, of how many classes, and its largest ones."""
     holders = [sum(1 for n in column if n) for column in zip(*histogram, strict=True)]
     table = FittedTable(
-        ("client", "samples", "classes", "largest classes"),
+        ("client", "samples", "classes", "largest classes", *["shift"][: len(shifts)]),
         words=("largest classes",),
         title=f"{name}: what each client holds, of {len(classes)} classes",
         caption=f"A class is held by {min(holders)} to {max(holders)} clients; --json has all numbers, --out draws them.",
     )
-    for client, row in enumerate(histogram):
+    for i, (client, row) in enumerate(zip(clients, histogram, strict=True)):
         held = sorted(((n, k) for k, n in enumerate(row) if n), key=lambda found: (-found[0], found[1]))
         largest = ", ".join(f"{classes[k]} {n}" for n, k in held[:5])
         more = f", {len(held) - 5} more" if len(held) > 5 else ""
-        table.add_row(str(client), str(sum(row)), str(len(held)), largest + more)
+        table.add_row(escape(client), str(sum(row)), str(len(held)), largest + more, *shifts[i : i + 1])
     return table
 
 

@@ -65,6 +65,7 @@ def run(
             resume=resume,
             data_dir=data_dir,
             on_event=watch("run"),
+            progress=False,
             track=track or (),
             backend=backend,
         )

@@ -67,6 +67,16 @@ class Interrupted(CwfedError):
     """Ctrl-C, with a word on how to go on."""
 
 
+class StopRun(Exception):
+    """Raised by a listener (`on_event`): the run stops after this round, cleanly; with a folder it can be resumed.
+
+    It is no error: `cwfed.run` gives the result of the rounds that are done, whose `stopped` has the reason.
+    """
+
+    def __init__(self, reason: object = "a listener stopped the run") -> None:
+        super().__init__(plain(str(reason)))
+
+
 class RenamedSetting(FutureWarning):
     """A setting was given by its former name, which still works; the command line prints it as a note."""
 

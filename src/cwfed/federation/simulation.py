@@ -46,13 +46,13 @@ TRIED = 16
 class Simulation(Experiment):
     """An experiment with an engine to carry it out."""
 
-    def __init__(self, config: Config, data_dir: str | None = None) -> None:
+    def __init__(self, config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> None:
         self.devices = engine.find_devices(config.run.device, config.run.engine)
         self.notes: list[str] = []
         """What the user should know before the first round."""
         if config.train.precision == "bf16" and (note := require_bf16(self.devices[0])):
             self.notes.append(note)
-        super().__init__(config, data_dir)
+        super().__init__(config, data_dir, given)
         self.notes += self._who_holds_nothing()
         self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
         train, run = config.train, config.run
@@ -82,8 +82,10 @@ class Simulation(Experiment):
 
     def _who_holds_nothing(self) -> list[str]:
         chosen = self.config.data
-        samples = chosen.samples or len(self.federation.data.labels)
-        return data.who_holds_nothing(self.federation, self.members, samples, chosen.room, chosen.validation)
+        whole = self.federation.data
+        samples = chosen.samples or len(whole.labels)
+        room = None if whole.fixed_split else chosen.room
+        return data.who_holds_nothing(self.federation, self.members, samples, room, chosen.validation)
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -105,6 +107,7 @@ class Simulation(Experiment):
             engine=self.engine.name + (f": {self.engine.why}" if self.engine.why else ""),
             pick=self.config.run.pick,
             lower_is_better=self.lower_is_better,
+            names=[self.federation.names[c] for c in self.evaluated] if self.federation.names else [],
         )
 
     def check_progress(self, progress: Progress) -> None:
@@ -333,14 +336,16 @@ class Simulation(Experiment):
         for kind in ("histogram", "uniform"):
             candidates = []
             for c in self.newcomers:
-                counts = self._counts(c) if kind == "histogram" else None
-                model = self.completed(self.algorithm.newcomer(progress.server, counts))
-                if counts:
-                    model = self.algorithm.predictor(model, counts, self.task)
+                model = self.newcomer_model(progress, self._counts(c) if kind == "histogram" else None)
                 candidates.append(Candidate(Visit(c, statistics=self.statistics(progress.kept, c)), model))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
         return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
+
+    def newcomer_model(self, progress: Progress, class_counts: Sequence[float] | None) -> Params:
+        """The model of somebody who never took part, from its label histogram or without."""
+        model = self.completed(self.algorithm.newcomer(progress.server, class_counts))
+        return self.algorithm.predictor(model, class_counts, self.task) if class_counts else model
 
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
@@ -375,6 +380,7 @@ class Simulation(Experiment):
                 "digest": self.federation.digest(),
                 "dealt": self.federation.dealt(),
                 "histogram": self.federation.histogram().tolist(),
+                **({"clients": list(self.federation.names)} if self.federation.names else {}),
             },
             batch_norm=self.config.train.batch_norm,
             engine={
@@ -391,3 +397,7 @@ class Simulation(Experiment):
     def close(self) -> None:
         """End the engine's workers."""
         self.engine.close()
+
+    def reopen(self) -> None:
+        """After `close`: an engine that makes models, one after the other."""
+        self.engine = engine.choose(self.job(self.federation, self.devices[0]), Choice("loop"))

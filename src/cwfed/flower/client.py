@@ -520,4 +520,9 @@ def _budget(given: Any) -> float:
 def _partition(config: Config, partition: int, partitions: int) -> Dataset:
     """The share of one of the plan's clients, dealt out to as many as there are."""
     section = config.data.model_copy(update={"clients": partitions})
-    return of_client(deal(config.model_copy(update={"data": section})), partition)
+    dealt = deal(config.model_copy(update={"data": section}))
+    if partition not in dealt.shards:
+        raise ConfigError(
+            f"the data are those of {len(dealt)} clients, and this node is partition {partition}: start as many"
+        )
+    return of_client(dealt, partition)
