@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,16 @@ RUN_FILES = ("config.toml", "events.jsonl")
 """Either makes a folder a run's."""
 
 
+def release(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version: what decides which runs are read, and whose results are the same."""
+    found = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.|$)", version, re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+THIS, FIRST_READ = release(__version__) or (0, 0), (0, 1)
+"""Runs from the second to the first are read; those of other releases say so in a note."""
+
+
 class Series(NamedTuple):
     """A curve over the rounds: the mean over seeds, and their standard deviation where there are several."""
 
@@ -106,6 +117,8 @@ class RunRecord:
             held = int(self.histogram.sum())
             samples = chosen.samples or int(about.get("samples", held))
             found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
+        if release(made := self.manifest["versions"]["cwfed"]) != THIS:
+            found.append(f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)")
         return list(dict.fromkeys(found))
 
     def points(self, y: Vertical | str) -> list[tuple[int, float]]:
@@ -170,11 +183,11 @@ def _read_manifest(folder: RunFolder) -> dict[str, Any]:
     manifest, facts = folder.read_json("manifest.json"), folder.facts()
     if any(len(row) != len(facts.data.classes) for row in facts.split.histogram):
         raise RunError(f"{folder.path / 'manifest.json'} is damaged: its histogram does not have a column a class")
-    made, here = facts.versions.get("cwfed", "an unknown version"), __version__
-    if made.split(".")[:2] != here.split(".")[:2]:
-        raise RunError(
-            f"{folder.path} was made by cwfed {made}, this is {here}: results of different versions differ"
-        )
+    made = facts.versions.get("cwfed", "an unknown version")
+    if (when := release(made)) is None or when < FIRST_READ:
+        raise RunError(f"{folder.path} was made by cwfed {made}, which this version, {__version__}, cannot read")
+    if when > THIS:
+        raise RunError(f"{folder.path} was made by cwfed {made}, this is {__version__}: read it with that version")
     return manifest
 
 
