@@ -6,7 +6,7 @@ What stands between `<!-- methods: PART -->` and `<!-- end -->` is made anew, fr
 sends, keeps and costs; numbers come from docs/data/comparison.json. All else stays as it is. A method without a page is given one.
 
 A row of docs/data/comparison.json: {"setting": text, "method": name, "received": %, "trained": %, "std": [received, trained] or null, "seeds": number,
-"command": text}; both phases, always. A setting with "settings" in {"setting": "command for NAME"} is what a page says that has no number yet.
+"command": text}; both phases, always. Under "settings", by setting, the command for the method NAME: what a page says that has no number yet.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Method:
     algorithm: FedAvg
     """With its defaults; a plug-in stands over the first method that it can stand over."""
     task: Task
-    tensors: dict[str, int]
-    """By name, how many numbers."""
+    network: Params
+    """Shapes only."""
     sizes: Sizes
     cost: Cost
 
@@ -77,6 +77,11 @@ class Method:
     def is_plugin(self) -> bool:
         """Whether it is a plug-in and nothing else."""
         return self.name not in ALGORITHMS
+
+    @property
+    def tensors(self) -> dict[str, int]:
+        """By name, how many numbers."""
+        return {name: prod(tensor.shape) for name, tensor in self.network.items()}
 
     @property
     def doc(self) -> str:
@@ -91,7 +96,7 @@ class Method:
         if beside:
             return beside[1], beside[2]
         found = re.fullmatch(r"(.*), (?:\w+ )?(\d{4})\.", rest)
-        own = found and vars(self.cls).get("name", "") == _slug(first.partition(",")[0])
+        own = found and _slug(first).startswith(vars(self.cls).get("name", "-"))
         return (found[1], found[2]) if found and own else ("", "–")
 
     @property
@@ -115,11 +120,12 @@ class Method:
             frozenset(output): "the output layer",
             frozenset(network - output): "all but the output layer",
         }
-        found = kinds.get(frozenset(own), f"{len(own)} of {len(network)} tensors")
+        few = ", ".join(f"`{name}` ({_numbers(self.tensors[name])})" for name in sorted(own))
+        found = kinds.get(frozenset(own), few if len(own) < 4 else f"{len(own)} of {len(network)} tensors")
         groups: dict[str, int] = {}
         for name in beside:
             groups[name.partition(".")[0]] = groups.get(name.partition(".")[0], 0) + self.tensors[name]
-        said = [found, *(f"`{group}` ({size:,} numbers)" for group, size in groups.items())]
+        said = [found, *(f"`{group}` ({_numbers(size)})" for group, size in groups.items())]
         return ", ".join(part for part in said if part) or "nothing"
 
     @property
@@ -127,6 +133,10 @@ class Method:
         """Every engine runs every method; what one of them does not do in its own way."""
         begin = Start({}, notes=LATER)
         return "all; on receipt client by client" if self.algorithm.passes("receipt", self.task, begin) else "all"
+
+
+def _numbers(count: int) -> str:
+    return f"{count:,} number{'s' * (count != 1)}"
 
 
 def _slug(title: str) -> str:
@@ -146,8 +156,7 @@ def method(name: str, cls: type[FedAvg]) -> Method:
         network = algorithm.adapt(network, str(network.output_layer))
     task = models.task_of(network, CLIENTS, CLASSES)
     size = sizes(algorithm, *REFERENCE)
-    tensors = {key: prod(p.shape) for key, p in network.named_parameters()}
-    return Method(name, cls, algorithm, task, tensors, size, algorithm.costs(size)[0])
+    return Method(name, cls, algorithm, task, dict(network.named_parameters()), size, algorithm.costs(size)[0])
 
 
 def methods() -> dict[str, Method]:
@@ -183,7 +192,16 @@ def _what(cls: type[FedAvg]) -> str:
 
 def overview(found: dict[str, Method]) -> list[str]:
     """One row a method."""
-    header = ("method", "year", "what it does", "travels", "stays with a client", "cost beyond FedAvg", "reported on", "engines")
+    header = (
+        "method",
+        "year",
+        "what it does",
+        "travels",
+        "stays with a client",
+        "cost beyond FedAvg",
+        "reported on",
+        "engines",
+    )
     rows = (
         (f"[`{m.name}`](methods/{m.name}.md)", m.paper[1], _what(m.cls), m.cls.travels, m.words(m.kept), m.cls.work, m.cls.phase, m.engines)
         for m in found.values()
@@ -228,7 +246,8 @@ def prose(doc: str) -> list[str]:
         place = ""
         if limiting := re.match(r"Limiting cases?(, bit for bit)?[:.] ", text):
             place, text = "## Limiting cases", text[limiting.end() :]
-            text = f"{text[0].upper()}{text[1:]}" if not limiting[1] else f"Bit for bit: {text}"
+            is_symbol = re.match(r"\w+ (=|->)", text)  # of the equations: it is written as there
+            text = f"Bit for bit: {text}" if limiting[1] else text if is_symbol else f"{text[0].upper()}{text[1:]}"
         elif text.startswith(ELSEWHERE):
             place = "## Other versions of it"
             text = text[1:-1] if text.startswith("(") and text.endswith(")") else text
@@ -263,22 +282,19 @@ def _default(value: Any) -> str:
 
 def learns(m: Method) -> list[str]:
     """What the server is sent, and what is known to follow from it."""
-    network = {key: torch.empty(0, device="meta") for key in m.tensors}
-    with torch.device("meta"):
-        model = models.build(*REFERENCE[:3], {})
-        model = m.algorithm.adapt(model, str(model.output_layer))
-        network = dict(model.named_parameters())
-    extras = m.algorithm.extras_spec(network, m.task)
+    extras = m.algorithm.extras_spec(m.network, m.task)
     lines = [f"A client sends {m.words(m.uploaded)} and its number of samples."]
     if not m.uploaded and not extras:
         lines = ["Nothing is sent, and nothing is learnt."]
     if extras:
-        parts = ", ".join(f"`{key}` ({prod(spec.shape):,} numbers)" for key, spec in extras.items())
+        parts = ", ".join(f"`{key}` ({_numbers(prod(spec.shape))})" for key, spec in extras.items())
         lines.append(f"Beside the model go up {parts}." if m.uploaded else f"What goes up is {parts}.")
     if any(spec.counts_samples for spec in extras.values()):
         lines.append("Its label counts are among them, in the clear.")
     if f"{m.task.output}.weight" in m.uploaded:
-        lines.append("The output layer is among it: from its change the server can tell which classes a client has ([measured](../privacy-evidence.md)).")
+        lines.append(
+            "The output layer is among it: from its change the server can tell which classes a client has ([measured](../privacy-evidence.md))."
+        )
     paragraphs = (" ".join(p.split()) for p in m.doc.split("\n\n"))
     return [" ".join(lines), "", *(line for p in paragraphs if p.startswith("The server ") for line in (p, ""))]
 
@@ -331,7 +347,14 @@ def numbers(m: Method) -> list[str]:
             ),
         )  # fmt: skip
         commands = dict.fromkeys(row["command"] for row in rows)
-        lines += ["", "```sh", *commands, "```", "", "All methods side by side, and how to read them: [comparison](../comparison.md)."]
+        lines += [
+            "",
+            "```sh",
+            *commands,
+            "```",
+            "",
+            "All methods side by side, and how to read them: [comparison](../comparison.md).",
+        ]
         return lines
     name = f"{_beneath(m.name)}+{m.name}" if m.is_plugin else m.name
     commands = [command.replace("NAME", name) for command in NUMBERS["settings"].values()]

@@ -118,7 +118,9 @@ class RunRecord:
             samples = chosen.samples or int(about.get("samples", held))
             found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
         if release(made := self.manifest["versions"]["cwfed"]) != THIS:
-            found.append(f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)")
+            found.append(
+                f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)"
+            )
         return list(dict.fromkeys(found))
 
     def points(self, y: Vertical | str) -> list[tuple[int, float]]:
