@@ -45,7 +45,7 @@ bench: install   ## our engines side by side with published-style code, about te
 	$(BIN)/cwfed bench
 
 docs: install-docs   ## the documentation site, strictly: site/index.html
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
