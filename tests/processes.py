@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests import warm
+
+WARM = warm.Warm()
 LIMIT = float(os.environ.get("CWFED_TEST_LIMIT", "3600"))
 """Seconds after which whatever is waited for counts as hanging: the only limit in the suite, far beyond any slow machine."""
 
@@ -88,7 +92,19 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def run(command: list[Any], check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
     """Carry out a command to its end; with `check` it must succeed."""
-    with running(command, **options) as process:
-        said = process.communicate(timeout=LIMIT)
-    assert not check or process.returncode == 0, f"{command} ended with {process.returncode}\n{said[0]}{said[1]}"
-    return subprocess.CompletedProcess(command, process.returncode, *said)
+    if command[:3] == warm.COMMAND and options.keys() <= {"cwd", "env"}:
+        code, *said = _run_warm([str(word) for word in command[3:]], **options)
+    else:
+        with running(command, **options) as process:
+            said = list(process.communicate(timeout=LIMIT))
+        code = process.returncode
+    assert not check or code == 0, f"{command} ended with {code}\n{said[0]}{said[1]}"
+    return subprocess.CompletedProcess(command, code, *said)
+
+
+def _run_warm(arguments: list[str], cwd: Any = None, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        code = WARM.run(arguments, cwd, dict(os.environ if env is None else env), out.fileno(), err.fileno(), LIMIT)
+        out.seek(0)
+        err.seek(0)
+        return code, out.read(), err.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -76,4 +77,18 @@ def test_nobody_starts_processes_past_this_module():
         for p in Path(__file__).parent.rglob("*.py")
         if "subprocess.run" in p.read_text() or "Popen(" in p.read_text()
     }
-    assert uses == {"processes.py", "test_processes.py", "world.py", "test_deployment.py"}
+    assert uses == {"processes.py", "warm.py", "test_processes.py", "world.py", "test_deployment.py"}
+
+
+def test_a_command_has_a_process_of_its_own(tmp_path):
+    """Forked from one that has imported everything: folder, environment, output and end are the command's."""
+    command = [sys.executable, "-m", "cwfed"]
+    done = processes.run([*command, "run", "--set", "train.rounds=none"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "train.rounds" in done.stderr
+    assert "Traceback" not in done.stderr
+    (tmp_path / "mine.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    done = processes.run([*command, "run", "--set", "algorithm.name=mine:Mine"], cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, "its own module was imported from its folder, and ended it"
+    wide = processes.run([*command, "algorithms"], cwd=tmp_path, env={**os.environ, "COLUMNS": "60"})
+    assert max(map(len, wide.stdout.splitlines())) == 60

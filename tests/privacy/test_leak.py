@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import rankdata, spearmanr
+from sklearn.metrics import roc_auc_score
 
 from cwfed.core.types import Task
 from cwfed.privacy import leak
@@ -30,10 +31,20 @@ def test_measures_by_hand():
 
 def test_ranks_and_rank_correlation_are_scipys():
     rng = np.random.default_rng(0)
-    for _ in range(20):
-        a, b = rng.integers(0, 5, 12).astype(float), rng.random(12).round(1)
-        assert leak.ranks(a).tolist() == rankdata(a).tolist()
-        assert leak.rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
+    a, b = rng.integers(0, 5, (20, 12)).astype(float), rng.random((20, 12)).round(1)
+    assert leak.ranks(a).tolist() == rankdata(a, axis=1).tolist()
+    for one, other, found in zip(a, b, leak.rank_correlation(a, b), strict=True):
+        assert found == pytest.approx(spearmanr(one, other).statistic)
+    assert leak.ranks(np.ones((2, 1))).tolist() == [[1.0], [1.0]]
+    assert np.isnan(leak.rank_correlation(np.ones((1, 3)), np.ones((1, 3)))).all()
+
+
+def test_separation_is_sklearns_area_under_the_curve():
+    rng = np.random.default_rng(0)
+    estimate, absent = rng.random((20, 12)).round(1), rng.random((20, 12)) < 0.5
+    for one, lacking, found in zip(estimate, absent, leak.separation(estimate, absent), strict=True):
+        assert found == pytest.approx(roc_auc_score(~lacking, one))
+    assert np.isnan(leak.separation(np.ones((2, 3)), np.array([[True] * 3, [False] * 3]))).all()
 
 
 def test_lengths_of_row_updates_by_hand():

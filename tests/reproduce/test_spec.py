@@ -53,6 +53,36 @@ def test_published_numbers_are_the_paper_s():
             assert all(re.search(rf"[^\d.]{re.escape(number)}[^\d]", text) for number in numbers)
 
 
+def test_the_scale_whole_is_the_papers_but_for_rounds_and_how_often_is_measured():
+    for name in spec.settings().settings:
+        whole, paper = (spec.Setup(name, scale) for scale in ("whole", "paper"))
+        assert whole.config.train.rounds < paper.config.train.rounds
+        same = {"train": {"rounds": 1}, "run": {"evaluate_every": 1, "save_models": "none"}}
+        changed = [
+            setup.config.model_copy(
+                update={part: getattr(setup.config, part).model_copy(update=values) for part, values in same.items()}
+            )
+            for setup in (whole, paper)
+        ]
+        assert changed[0] == changed[1], name
+        assert whole.algorithms == paper.algorithms
+
+
+def test_a_part_of_a_table_keeps_its_published_numbers():
+    part = spec.find("main-comparison").part(["cifar100", "cifar10"], ["FedAMP", "FedAvg"])
+    assert part.settings == ["cifar100", "cifar10"]
+    assert [(row.label, row.published) for row in part.rows] == [
+        ("FedAMP", ["47.65±0.62", "89.46±0.11"]),
+        ("FedAvg", ["32.44±0.42", "61.94±0.56"]),
+    ]
+    assert part.leader == "", "the leader is not among them"
+    assert spec.find("main-comparison").part() == spec.find("main-comparison")
+    with pytest.raises(ConfigError, match=r"'FedAMPP' is not a method of main-comparison: did you mean FedAMP"):
+        spec.find("main-comparison").part(rows=["FedAMPP"])
+    command = Workshop("whole", ROOT / "out").command(part)
+    assert "--scale whole --settings cifar100,cifar10 --methods FedAMP,FedAvg" in command
+
+
 def test_scales_override_settings_and_settings_override_scales():
     assert spec.Setup("cifar100", "paper").config.train.rounds == 1000
     assert spec.Setup("cifar100", "paper").config.data.samples == 0

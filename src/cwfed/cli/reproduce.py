@@ -22,10 +22,19 @@ if TYPE_CHECKING:
 def reproduce(
     names: Annotated[list[str], typer.Argument(help="Names of tables and figures; `list` shows them, `all` is all.")],
     scale: Annotated[
-        str, typer.Option(help="smoke: digits, seconds; small: real data, reduced; paper: the full setting.")
+        str,
+        typer.Option(
+            help="smoke: digits, seconds; small: real data, reduced; whole: all data, fewer rounds; paper: the full setting."
+        ),
     ] = "small",
     out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and results.")] = Path("reproduced"),
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; none are the scale's own.")] = "",
+    settings: Annotated[
+        str, typer.Option(help="Only these experimental settings (columns), separated by commas (default: all).")
+    ] = "",
+    methods: Annotated[
+        str, typer.Option(help="Only these methods (rows), in this order, separated by commas (default: all).")
+    ] = "",
     formats: Annotated[str, typer.Option(help="Picture formats: png, pdf, svg.")] = "png,pdf",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run and what it costs.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only judge and draw what has been run.")] = False,
@@ -43,6 +52,7 @@ def reproduce(
     if scale not in reproducing.SCALES:
         raise ConfigError(f"--scale {scale!r} is none of {', '.join(reproducing.SCALES)}")
     chosen = list(reproducing.items().values()) if "all" in names else [reproducing.find(name) for name in names]
+    chosen = [item.part(_names(settings), _names(methods)) for item in chosen]
     numbers = compare.parse_seeds(seeds) if seeds else None
     workshop = reproducing.Workshop(scale, out_dir, numbers, data_dir)
     if dry_run:
@@ -67,6 +77,10 @@ def reproduce(
         print(json.dumps([outcome.as_dict() for outcome in outcomes]))
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")] if text else []
+
+
 def _print_list(as_json: bool) -> None:
     from cwfed import reproduce as reproducing
 
@@ -78,7 +92,9 @@ def _print_list(as_json: bool) -> None:
     for item in items:
         table.add_row(item.name, item.where, item.title)
     print_table(table)
-    out.print("cwfed reproduce NAME --scale smoke|small|paper; --dry-run says what that costs here", highlight=False)
+    out.print(
+        "cwfed reproduce NAME --scale smoke|small|whole|paper; --dry-run says what that costs here", highlight=False
+    )
 
 
 def _carry_out(item: Item, workshop: Workshop) -> None:

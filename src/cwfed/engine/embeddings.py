@@ -76,12 +76,17 @@ def lookups(model: nn.Module, inputs: NDArray[Any]) -> dict[str, Lookup]:
     return found
 
 
-def look_up(names: Iterable[str], models: Sequence[Params], inputs: Tensor) -> Params:
-    """The embeddings of these names that each client's model has for its tokens."""
+def look_up(names: Iterable[str], models: Sequence[Params], inputs: Tensor, room: dict[str, Tensor]) -> Params:
+    """The embeddings of these names that each client's model has for its tokens, until the next call with the same `room`.
+
+    They lie in `room`, which is kept between calls: to get fresh memory of that size from the system takes as long as to fill it.
+    """
     found = {}
     for name in names:
         width = models[0][name].shape[1]
-        rows = torch.empty(*inputs.shape, width, device=inputs.device)
+        if name not in room or room[name].numel() < inputs.numel() * width:
+            room[name] = torch.empty(inputs.numel() * width, device=inputs.device)
+        rows = room[name][: inputs.numel() * width].view(*inputs.shape, width)
         for model, tokens, place in zip(models, inputs, rows, strict=True):
             torch.index_select(model[name].to(inputs.device), 0, tokens.flatten(), out=place.view(-1, width))
         found[name] = rows

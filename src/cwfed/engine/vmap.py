@@ -95,6 +95,7 @@ class Vmap:
         self._insist = compile == "always"
         self._judge = Traced(self._answer_and_compare)
         self._asked: dict[tuple[int, ...], Questions] = {}
+        self._room: dict[str, Tensor] = {}
         self._tested: set[Hashable] = set()
         self._try_model()
 
@@ -106,7 +107,7 @@ class Vmap:
         inputs, _ = self._worker.samples.batch(np.stack([shard.train[: self.how.batch_size]] * 2))
         try:
             self._worker.model.train()
-            self._answers(group.params, group.buffers, look_up(self._lookups, [model] * 2, inputs), inputs)
+            self._answers(group.params, group.buffers, look_up(self._lookups, [model] * 2, inputs, {}), inputs)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise CannotVmap(
                 f'run.engine = "vmap" cannot be used with this model, use "threads": {str(error).splitlines()[0]}'
@@ -129,6 +130,7 @@ class Vmap:
     def close(self) -> None:
         self._loop.close()
         self._asked.clear()
+        self._room.clear()
         for held in ("_tasks", "_worker", "_answers", "_steps", "_judge", "_lookups"):
             self.__dict__.pop(held, None)  # they know the network, and through it the data
 
@@ -455,7 +457,7 @@ class Vmap:
         found: list[tuple[Tensor, ...]] = []
         own, at = OwnSums(self.job.metrics, 2 * len(visits)), 0
         for inputs, labels in asked.batches():
-            rows = look_up(self._lookups, models, inputs)
+            rows = look_up(self._lookups, models, inputs, self._room)
             *answers, logits = self._judge(
                 inputs.shape,
                 group.params,

@@ -13,6 +13,8 @@ Pure. An estimate is one row of K shares a participant, p~; the truth is p, the 
 
 from __future__ import annotations
 
+from math import isnan
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +24,8 @@ from cwfed.core.events import Leak
 from cwfed.core.types import Params, Task
 
 Matrix = NDArray[np.float64]
+FEW = 4
+"""Digits: these numbers are written for every participant and round."""
 
 
 def estimates(uploaded: Params, sent: Params | None, extras: Params, task: Task) -> dict[str, Tensor]:
@@ -57,9 +61,9 @@ def measure(counts: NDArray[np.int64], estimate: Matrix) -> Leak:
     called_absent = estimate < 1 / (2 * counts.shape[1])
     is_absent = counts == 0
     return Leak(
-        error=_digits(error),
-        rank=[_rounded(rank_correlation(p, e)) for p, e in zip(truth, estimate, strict=True)],
-        auc=[_rounded(separation(e, absent)) for e, absent in zip(estimate, is_absent, strict=True)],
+        error=[round(value, FEW) for value in error.tolist()],
+        rank=_digits(rank_correlation(truth, estimate)),
+        auc=_digits(separation(estimate, is_absent)),
         samples=float((samples * error).mean()),
         found=_share(called_absent[is_absent]),
         mistaken=_share(called_absent[~is_absent]),
@@ -67,40 +71,48 @@ def measure(counts: NDArray[np.int64], estimate: Matrix) -> Leak:
 
 
 def ranks(values: Matrix) -> Matrix:
-    """1 for the smallest; equal values share the mean of their ranks."""
-    smaller = (values[None, :] < values[:, None]).sum(1)
-    equal = (values[None, :] == values[:, None]).sum(1)
-    shared: Matrix = smaller + (equal + 1) / 2
+    """In each row 1 for the smallest; equal values share the mean of their ranks."""
+    order = values.argsort(-1, kind="stable")
+    ordered = np.take_along_axis(values, order, -1)
+    place = np.arange(values.shape[-1])
+    same = ordered[..., 1:] == ordered[..., :-1]
+    edge = np.zeros((*values.shape[:-1], 1), bool)
+    # the first and the last place of the run of equal values that each is in
+    first = np.maximum.accumulate(np.where(np.concatenate([edge, same], -1), 0, place), -1)
+    last = np.where(np.concatenate([same, edge], -1), place[-1], place)
+    last = np.minimum.accumulate(last[..., ::-1], -1)[..., ::-1]
+    shared = np.empty(values.shape)
+    np.put_along_axis(shared, order, (first + last) / 2 + 1, -1)
     return shared
 
 
-def rank_correlation(p: Matrix, estimate: Matrix) -> float | None:
-    """Spearman's: Pearson's correlation of the ranks; None where either does not vary."""
-    a, b = (r - r.mean() for r in (ranks(p), ranks(estimate)))
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale else None
+def rank_correlation(p: Matrix, estimate: Matrix) -> Matrix:
+    """Spearman's, row by row: Pearson's correlation of the ranks; NaN where either does not vary."""
+    a, b = (r - r.mean(-1, keepdims=True) for r in (ranks(p), ranks(estimate)))
+    scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+    return _ratio((a * b).sum(-1), scale)
 
 
-def separation(estimate: Matrix, absent: NDArray[np.bool_]) -> float | None:
-    """The chance that a class the client lacks has a smaller estimate than one it has (the area under the ROC curve).
+def separation(estimate: Matrix, absent: NDArray[np.bool_]) -> Matrix:
+    """In each row the chance that a class the client lacks has a smaller estimate than one it has (the area under the ROC curve).
 
-    1 tells them apart for certain, 1/2 is a coin. None for a client that has all classes.
+    1 tells them apart for certain, 1/2 is a coin. NaN for a client that has all classes.
     """
-    present, lacking = int((~absent).sum()), int(absent.sum())
-    if not present or not lacking:
-        return None
-    above = ranks(estimate)[~absent].sum() - present * (present + 1) / 2
-    return float(above) / (present * lacking)
+    present, lacking = (~absent).sum(-1), absent.sum(-1)
+    above = np.where(absent, 0.0, ranks(estimate)).sum(-1) - present * (present + 1) / 2
+    return _ratio(above, present * lacking)
+
+
+def _ratio(part: Matrix, whole: Matrix) -> Matrix:
+    """NaN where there is nothing to have a part of."""
+    found: Matrix = np.divide(part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)
+    return found
 
 
 def _share(flags: NDArray[np.bool_]) -> float | None:
     return float(flags.mean()) if flags.size else None
 
 
-def _digits(values: Matrix) -> list[float]:
-    """Four digits: these are written for every participant and round."""
-    return [round(float(value), 4) for value in values]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _digits(values: Matrix) -> list[float | None]:
+    """None for NaN."""
+    return [None if isnan(value) else round(value, FEW) for value in values.tolist()]

@@ -14,7 +14,7 @@ from cwfed.core.errors import DataError, RunError
 from cwfed.core.events import Event, Round
 from cwfed.federation.config import Config, with_settings
 from cwfed.report.finished import RunRecord, read_run
-from cwfed.reproduce.spec import Item, Row, Scale, Setup
+from cwfed.reproduce.spec import Item, Row, Scale, Setup, find
 from cwfed.runs import memory, session
 from cwfed.runs.compare import Entry, with_algorithm
 from cwfed.runs.folder import RunFolder
@@ -104,9 +104,13 @@ class Workshop:
 
     def command(self, item: Item) -> str:
         """The command that makes a table or figure here."""
-        seeds = ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
+        whole = find(item.name)
+        labels = [row.label for row in item.rows]
+        more = ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
+        more += ["--settings", ",".join(item.settings)] if item.settings != whole.settings else []
+        more += ["--methods", ",".join(labels)] if labels != [row.label for row in whole.rows] else []
         return shlex.join(
-            ["cwfed", "reproduce", item.name, "--scale", self.scale, *seeds, "--out", str(self.folder.parent)]
+            ["cwfed", "reproduce", item.name, "--scale", self.scale, *more, "--out", str(self.folder.parent)]
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -16,8 +17,8 @@ from cwfed.federation.config import Config
 from cwfed.federation.settings import Section
 from cwfed.runs.compare import Entry
 
-Scale = Literal["smoke", "small", "paper"]
-SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
+Scale = Literal["smoke", "small", "whole", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "small", "whole", "paper")
 
 
 class Row(Section):
@@ -51,6 +52,27 @@ class Item(Section):
     rows: list[Row] = Field(default_factory=list)
     options: dict[str, Any] = Field(default_factory=dict)
 
+    def part(self, settings: Sequence[str] = (), rows: Sequence[str] = ()) -> Item:
+        """Only these settings and methods, in this order (default: all)."""
+        columns = [_index(name, self.settings, f"setting of {self.name}") for name in settings or self.settings]
+        labels = [row.label for row in self.rows]
+        chosen = [self.rows[_index(label, labels, f"method of {self.name}")] for label in rows or labels]
+        if settings:
+            # a row has as many published numbers as there are settings, or none
+            chosen = [
+                row.model_copy(update={"published": [row.published[i] for i in columns if row.published]})
+                for row in chosen
+            ]
+        names = [self.settings[i] for i in columns]
+        leader = self.leader if self.leader in [row.label for row in chosen] else ""
+        return self.model_copy(update={"settings": names, "rows": chosen, "leader": leader})
+
+
+def _index(name: str, known: Sequence[str], what: str) -> int:
+    if name not in known:
+        raise ConfigError(f"{name!r} is not a {what}: {did_you_mean(name, known)}")
+    return known.index(name)
+
 
 class Change(Section):
     """What a scale changes."""
@@ -66,6 +88,7 @@ class Setting(Change):
     title: str
     smoke: Change = Change()
     small: Change = Change()
+    whole: Change = Change()
     paper: Change = Change()
 
 
