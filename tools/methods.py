@@ -177,6 +177,12 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
 
 
+def _first(rows: Iterable[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The first row as the header: Markdown has no table without one."""
+    header, *others = rows
+    return header, others
+
+
 def _models(numbers: int) -> str:
     """So many numbers in models of FedAvg."""
     share = numbers / PLAIN.sizes.model
@@ -318,7 +324,7 @@ def about(m: Method) -> list[str]:
     return [
         f"{_what(m.cls)}.",
         "",
-        *_table(("", ""), ((f"**{key}**", _cell(value)) for key, value in facts)),
+        *_table(*_first(([f"**{key}**", _cell(value)] for key, value in facts))),
         "",
         "## How it works",
         "",
