@@ -48,6 +48,6 @@ class Ditto(cwfed.FedAvg):
 
 if __name__ == "__main__":
     for name in ("fedavg", "own_algorithm:Ditto"):
-        settings = [f"algorithm.name={name}", "train.rounds=20", "train.lr=0.05"]
+        settings = [f"algorithm.name={name}", "model.name=mlp", "train.rounds=20", "train.lr=0.05"]
         summary = cwfed.run(cwfed.load_config(settings=settings))
         print(f"{name}: {summary.reported.accuracy:.1%}")

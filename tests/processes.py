@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,9 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests import warm
+from tests.warm import Warm
 
-WARM = warm.Warm()
+WARM = Warm()
+PROGRAM = str(Path(sys.executable).with_name("cwfed"))
 LIMIT = float(os.environ.get("CWFED_TEST_LIMIT", "3600"))
 """Seconds after which whatever is waited for counts as hanging: the only limit in the suite, far beyond any slow machine."""
 
@@ -90,10 +92,18 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def run(command: list[Any], check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Carry out a command to its end; with `check` it must succeed."""
-    if command[:3] == warm.COMMAND and options.keys() <= {"cwd", "env"}:
-        code, *said = _run_warm([str(word) for word in command[3:]], **options)
+def run(
+    command: list[Any], check: bool = False, warm: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Carry out a command to its end; with `check` it must succeed.
+
+    With `warm`, and for cwfed's own command, Python and its imports are there already: see `tests.warm`.
+    """
+    words = [str(word) for word in command]
+    if words[0] == PROGRAM:
+        words[:1] = [sys.executable, "-m", "cwfed"]
+    if warm or (words[:3] == [sys.executable, "-m", "cwfed"] and options.keys() <= {"cwd", "env"}):
+        code, *said = _run_warm(words[1:], **options)
     else:
         with running(command, **options) as process:
             said = list(process.communicate(timeout=LIMIT))

@@ -190,7 +190,7 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["run", "nothing.toml"], "the config file nothing.toml does not exist"),
         (["run", "--set", "data.name=mnist", "--data-dir", "."], "--data-dir or CWFED_DATA"),
         (
-            ["run", "--set", "data.clients=900", "--set", "data.partition=dirichlet", "--set", "data.alpha=0.01"],
+            ["run", "--set", "data.clients=60", "--set", "data.partition=dirichlet", "--set", "data.alpha=0.01"],
             "no Dirichlet",
         ),
         (["run", "--resume"], "--resume needs the folder"),

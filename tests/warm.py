@@ -22,8 +22,6 @@ from typing import Any
 
 from cwfed.core import terminal
 
-COMMAND = [sys.executable, "-m", "cwfed"]
-"""What is forked; whatever else tests run is started as usual."""
 COLD = ("cwfed.__main__", "cwfed.flower", "cwfed.benchmark", "cwfed.testing")
 """Not imported beforehand: few commands need them."""
 
@@ -35,7 +33,7 @@ class Warm:
         self._socket: socket.socket | None = None
 
     def run(self, arguments: list[str], cwd: Any, env: dict[str, str], out: int, err: int, limit: float) -> int:
-        """The exit code of `python -m cwfed ARGUMENTS`, whose output goes to two files; minus the signal that ended it."""
+        """The exit code of `python ARGUMENTS`, whose output goes to two files; minus the signal that ended it."""
         if self._socket is None:
             self._socket = self._start()
         self._socket.settimeout(limit)
@@ -111,7 +109,7 @@ def serve(connection: socket.socket) -> None:
         # they were made in another environment
         terminal.out.__init__(width=None if "COLUMNS" in os.environ else 120)
         terminal.err.__init__(stderr=True)
-        sys.argv = ["cwfed", *request["arguments"]]
+        sys.argv = request["arguments"]
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:1] = [os.getcwd(), *filter(None, paths)]
         return
@@ -120,6 +118,19 @@ def serve(connection: socket.socket) -> None:
 def _request(connection: socket.socket) -> tuple[int, list[int]]:
     header, fds, _, _ = socket.recv_fds(connection, 8, 2)
     return int.from_bytes(header, "big"), fds or [-1, -1]
+
+
+def become() -> None:
+    """What `python ARGUMENTS` does: a module (-m), a text (-c) or a file."""
+    what, *rest = sys.argv
+    if what == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(rest[0], {"__name__": "__main__"})
+    else:
+        runpy.run_path(what, run_name="__main__")
 
 
 def warm_up() -> None:
@@ -137,4 +148,4 @@ if __name__ == "__main__":
     warm_up()
     gc.freeze()  # a child that collects garbage would copy all of it
     serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("cwfed", run_name="__main__", alter_sys=True)
+    become()

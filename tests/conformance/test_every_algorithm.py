@@ -37,7 +37,7 @@ STILL = {"fedas": ["algorithm.rate=0"]}  # it has a pass with a learning rate of
 
 
 def settings_of(name: str, *more: str):
-    return small("data.samples=400", f"algorithm.name={name}", *CHEAPER.get(name, []), *more)
+    return small("data.samples=300", f"algorithm.name={name}", *CHEAPER.get(name, []), *more)
 
 
 class TestEveryAlgorithm(conformance.Suite):

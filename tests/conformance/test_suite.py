@@ -71,7 +71,7 @@ class Unannounced(FedAvg):
 MISTAKES = [
     (Scaled, "when_nobody_moves_nothing_moves", "moved although nobody trained"),
     (InPlace, "aggregating_does_not_change_the_state_it_is_given", "changed the state of an earlier one in place"),
-    (Counting, "same_seed_same_bits", "two runs with the same seed differ"),
+    (Counting, "the_seed_decides_everything", "two runs with the same seed differ"),
     (Greedy, "server_memory_is_what_cwfed_cost_says", "`costs` says"),
 ]
 

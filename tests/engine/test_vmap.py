@@ -61,7 +61,7 @@ def assert_like_the_loop(*settings, rounds=4, check=lambda simulation: None):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_like_the_loop(name):
-    assert_like_the_loop(f"algorithm.name={name}")
+    assert_like_the_loop(f"algorithm.name={name}", "data.samples=400", rounds=3)
 
 
 @pytest.mark.parametrize(

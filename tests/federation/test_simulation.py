@@ -83,15 +83,15 @@ def test_received_is_what_the_server_hands_out_next():
 
 
 def test_with_wdr_the_estimate_follows_the_true_distribution():
-    _, with_wdr = finish(Simulation(small("train.rounds=30", "algorithm.wdr=5")))
-    _, without = finish(Simulation(small("train.rounds=30", "algorithm.wdr=0")))
+    _, with_wdr = finish(Simulation(small("train.rounds=20", "data.samples=900", "algorithm.wdr=5")))
+    _, without = finish(Simulation(small("train.rounds=20", "data.samples=900", "algorithm.wdr=0")))
     assert with_wdr[-1].correlation > 0.97 > without[-1].correlation
     assert with_wdr[-1].distance < 0.25 * without[-1].distance
 
 
 def test_cwfedavg_personalises_where_fedavg_cannot():
-    _, cw = finish(Simulation(small("train.rounds=30", "data.clients=20")))
-    _, avg = finish(Simulation(small("train.rounds=30", "data.clients=20", "algorithm.name=fedavg")))
+    _, cw = finish(Simulation(small("train.rounds=15", "data.clients=20")))
+    _, avg = finish(Simulation(small("train.rounds=15", "data.clients=20", "algorithm.name=fedavg")))
     assert cw[-1].received.accuracy > avg[-1].received.accuracy + 0.05
 
 

@@ -64,7 +64,7 @@ def as_a_server_sees_it(event: Round, unseen=WITHOUT_HISTOGRAMS) -> Round:
 
 
 def settings(name: str, *more: str):
-    return small(f"algorithm.name={name}", "run.engine=loop", "train.rounds=4", *more)
+    return small(f"algorithm.name={name}", "run.engine=loop", "train.rounds=4", "data.samples=600", *more)
 
 
 def federate(config, folder, **federation):

@@ -69,20 +69,26 @@ def test_clients_that_share_a_model_share_its_file(tmp_path):
 @pytest.mark.parametrize("algorithm", ["cwfedavg", "fedavg-ft"])
 def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_path, algorithm):
     """Real processes, SIGKILL: the run is not asked."""
-    settings = ["model.name=mlp", "train.rounds=60", "train.participation=0.5", "train.client_dropout=0.1"]
+    settings = [
+        "model.name=mlp",
+        "data.samples=600",
+        "train.rounds=40",
+        "train.participation=0.5",
+        "train.client_dropout=0.1",
+    ]
     settings += [f"algorithm.name={algorithm}", "run.checkpoint_seconds=0"]
     session.run(configs.load(None, settings), tmp_path / "whole")
 
     out = tmp_path / "killed"
     command = ["run", "--out", str(out), "--resume", *(f"--set={s}" for s in settings)]
     moments = random.Random(algorithm)
-    for kill in range(5):
+    for kill in range(3):
         lines, seconds = 10 * kill + moments.randrange(2, 10), moments.random() * 0.02
         dying = (
             f"from pathlib import Path; from tests.processes import die_after_lines; from cwfed.cli import main;"
             f"die_after_lines(Path({str(out / 'events.jsonl')!r}), {lines}, {seconds}); main()"
         )  # anywhere in a round, in an event, in a checkpoint
-        done = processes.run([sys.executable, "-c", dying, *command], cwd=ROOT)
+        done = processes.run([sys.executable, "-c", dying, *command], cwd=ROOT, warm=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert not (out / "summary.json").exists()
     processes.run([sys.executable, "-m", "cwfed", *command], check=True)

@@ -36,7 +36,7 @@ from cwfed.runs import checkpoint, session
 
 BASE = ("model.name=mlp", "model.options.hidden=16", "data.clients=6", "train.rounds=3", "train.lr=0.05")
 """A digits experiment of a second."""
-FEW = "data.samples=400"
+FEW = "data.samples=300"
 """What the suite takes of them: a run is then a tenth of a second."""
 BATCH_NORM = ("model.name=cwfed.testing.problems:with_batch_norm", "model.options={}")
 SMALL_THINGS = 8 * 12
@@ -78,23 +78,19 @@ class Suite:
 
     # --- the same bits
 
-    def test_same_seed_same_bits(self) -> None:
-        assert outcome(self.simulation()) == outcome(self.simulation()), (
+    def test_the_seed_decides_everything(self) -> None:
+        first = outcome(self.simulation())
+        assert outcome(self.simulation()) == first, (
             "two runs with the same seed differ: draw only from what cwfed hands out, and keep nothing in the algorithm itself"
         )
-
-    def test_another_seed_another_run(self) -> None:
-        assert outcome(self.simulation()) != outcome(self.simulation("run.seed=1")), "the seed changes nothing"
+        assert outcome(self.simulation("run.seed=1")) != first, "the seed changes nothing"
 
     def test_engine_and_workers_do_not_matter(self) -> None:
         for model in ("mlp", "cnn"):
             options = [f"model.name={model}", "model.options.hidden=16", "train.rounds=2"]
             loop = outcome(self.simulation("run.engine=loop", *options))
-            for workers in (1, 3):
-                threads = outcome(self.simulation("run.engine=threads", f"run.workers={workers}", *options))
-                assert threads == loop, (
-                    f"{workers} clients side by side ({model}) give other bits than one after the other"
-                )
+            threads = outcome(self.simulation("run.engine=threads", "run.workers=3", *options))
+            assert threads == loop, f"three clients side by side ({model}) give other bits than one after the other"
 
     def test_interrupted_equals_uninterrupted(self) -> None:
         config = self.config("train.rounds=4", "train.participation=0.5", "train.client_dropout=0.2")
