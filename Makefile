@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export CWFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-all test-federation fuzz soak lint types check bench install install-dev install-locked lock licences settings clean help
+.PHONY: demo test test-all test-federation fuzz soak lint types check bench docs reference notebooks install install-dev install-docs install-locked lock licences settings clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,12 +44,17 @@ check: lint types test ## everything before a commit
 bench: install   ## our engines side by side with published-style code, about ten minutes (cwfed bench --quick: three)
 	$(BIN)/cwfed bench
 
+docs: install-docs   ## the documentation site, strictly: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
+install-docs: $(VENV)/.installed-docs
 
 # torch is pinned in the constraints: a plain `torch` pulls gigabytes of CUDA packages.
 $(VENV)/.installed-dev: EXTRAS := [dev]
-$(VENV)/.installed $(VENV)/.installed-dev: pyproject.toml constraints.txt
+$(VENV)/.installed-docs: EXTRAS := [docs]
+$(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-docs: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "cwfed needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -68,8 +73,15 @@ lock: install-dev    ## requirements.lock from constraints.txt; TORCH_WHEEL=... 
 settings: install-dev    ## the tables of docs/configuration.md from the code
 	$(BIN)/python tools/settings.py
 
-licences: install-dev    ## docs/licences.md from the installed packages
+reference: settings      ## all that docs/ has from the code: settings, commands, methods
+	$(BIN)/python tools/commands.py
+	$(BIN)/python tools/methods.py
+
+notebooks: install       ## execute docs/notebooks and keep what they print and draw
+	$(BIN)/python tools/notebooks.py
+
+licences: install-dev install-docs    ## docs/licences.md from the installed packages
 	$(BIN)/python tools/licences.py
 
 clean:           ## remove what the targets above made
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,7 +25,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from cwfed.api import *  # noqa: F403 (the same names, for type checkers and editors)

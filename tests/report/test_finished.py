@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cwfed import __version__
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.report import figures, finished, groups, heatmaps, listing, page
 from cwfed.runs import session
@@ -273,6 +274,40 @@ def test_files_of_different_runs_are_noticed(whole, tmp_path):
     shutil.copy(whole / "fedavg-0" / "config.toml", folder / "config.toml")
     shutil.copy(whole / "fedavg-1" / "summary.json", folder / "summary.json")
     assert "do not match its summary (seed differs)" in left_out(folder)[1]
+
+
+def made_by(folder, version):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["versions"]["cwfed"] = version
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize("made", ["0.1.0", "0.1.7"])
+def test_runs_of_an_earlier_release_are_shown_with_a_note(whole, tmp_path, made):
+    folder = made_by(copied(whole, tmp_path), made)
+    (old, new), left = finished.collect([folder, whole / "local-0"])
+    assert (left, new.notes) == ([], [])
+    assert old.notes == [
+        f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)"
+    ]
+    (group,) = finished.group([old, new])
+    assert [method.row["notes"] for method in group.methods] == [old.notes, []]
+
+
+def test_a_patch_release_gets_no_note(whole, tmp_path):
+    folder = made_by(copied(whole, tmp_path), ".".join(map(str, finished.THIS)) + ".99")
+    assert finished.read_run(folder).notes == []
+
+
+@pytest.mark.parametrize("made", ["0.99.0", "1.0.0", "9.0.0"])
+def test_runs_of_a_later_release_are_left_out(whole, tmp_path, made):
+    assert f"was made by cwfed {made}, this is {__version__}" in left_out(made_by(copied(whole, tmp_path), made))[1]
+
+
+@pytest.mark.parametrize("made", ["", "1", "0.x", "٠.١", "0." + "9" * 10_000])
+def test_a_version_that_is_none_is_one_sentence(whole, tmp_path, made):
+    assert "cannot read" in left_out(made_by(copied(whole, tmp_path), made))[1]
 
 
 def test_runs_of_another_version_are_left_out(whole, tmp_path):

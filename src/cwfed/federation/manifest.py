@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-PACKAGES = ("cwfed", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
+from cwfed import __version__
+
+PACKAGES = ("torch", "numpy", "scikit-learn", "datasets", "safetensors")
 
 
 def instruction_set() -> str:
@@ -31,7 +33,7 @@ def cpu_name() -> str:
 
 @cache
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    return {"cwfed": __version__, "python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
 def manifest(**facts: Any) -> dict[str, Any]:

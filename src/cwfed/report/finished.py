@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -63,6 +64,16 @@ def is_of_reported_phase(y: Vertical | str) -> bool:
     return not y.startswith(PHASES) and y not in ("training loss", "correlation", "distance")
 
 
+def release(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version: what decides which runs are read, and whose results are the same."""
+    found = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.|$)", version, re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+THIS, FIRST_READ = release(__version__) or (0, 0), (0, 1)
+"""Runs from the second to the first are read; those of other releases say so in a note."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """What a report knows of a run."""
@@ -111,6 +122,10 @@ class RunRecord:
             held = int(self.histogram.sum())
             samples = chosen.samples or int(about.get("samples", held))
             found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
+        if release(made := self.manifest["versions"]["cwfed"]) != THIS:
+            found.append(
+                f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)"
+            )
         return list(dict.fromkeys(found))
 
     def points(self, y: Vertical | str) -> list[tuple[int, float]]:
@@ -180,11 +195,11 @@ def _read_manifest(folder: RunFolder) -> dict[str, Any]:
     manifest, facts = folder.read_json("manifest.json"), folder.facts()
     if any(len(row) != len(facts.data.classes) for row in facts.split.histogram):
         raise RunError(f"{folder.path / 'manifest.json'} is damaged: its histogram does not have a column a class")
-    made, here = facts.versions.get("cwfed", "an unknown version"), __version__
-    if made.split(".")[:2] != here.split(".")[:2]:
-        raise RunError(
-            f"{folder.path} was made by cwfed {made}, this is {here}: results of different versions differ"
-        )
+    made = facts.versions.get("cwfed", "an unknown version")
+    if (when := release(made)) is None or when < FIRST_READ:
+        raise RunError(f"{folder.path} was made by cwfed {made}, which this version, {__version__}, cannot read")
+    if when > THIS:
+        raise RunError(f"{folder.path} was made by cwfed {made}, this is {__version__}: read it with that version")
     return manifest
 
 
