@@ -78,10 +78,9 @@ class Silence:
         self.command = [folder / "flwr-clientapp", "--runtime-api-address", address, "--token", "abc", "--insecure"]
 
     def until_called(self) -> int:
-        """The child that has called."""
+        """The child that has called; a call may be one of an earlier child, which is gone."""
         self.calls.append(self.listener.accept()[0])
-        _, server = servers(self.folder)[:2]
-        (child,) = [pid for pid in servers(self.folder) if parent(pid) == server]
+        (child,) = processes.until(lambda: servers(self.folder)[2:])
         return child
 
     def close(self) -> None:

@@ -157,8 +157,7 @@ def requests(listener: socket.socket, life: int) -> Request | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, socket.socket] = {}
     while True:
-        watched: list[socket.socket | int] = [listener, life, woken]
-        ready, _, _ = select.select(watched, [], [])
+        ready, _, _ = select.select([listener.fileno(), life, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
         while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -168,7 +167,7 @@ def requests(listener: socket.socket, life: int) -> Request | None:
             for child in children:
                 os.kill(child, signal.SIGKILL)
             return None
-        if listener in ready:
+        if listener.fileno() in ready:
             request = Request.read(listener.accept()[0])
             if request is None:
                 continue
@@ -193,7 +192,7 @@ def answer(request: Request) -> None:
     """Be `flwr-clientapp`, as the shim was started."""
     import numpy as np
     from flwr.supernode.cli import flwr_clientapp
-    from threadpoolctl import ThreadpoolController
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     for number, file in enumerate(request.files):
         os.dup2(file, number)
@@ -206,8 +205,7 @@ def answer(request: Request) -> None:
     sys.argv = [PROGRAM, *request.arguments]
     threading.Thread(target=heed, args=[request.connection], daemon=True).start()
     request.connection.send(b"!")
-    flwr_clientapp()
-    sys.exit()
+    flwr_clientapp()  # ends the process with its own exit code
 
 
 def openblas_threads() -> int:
