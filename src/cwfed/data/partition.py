@@ -168,7 +168,8 @@ def _unequal_sizes(samples: int, spec: PartitionSpec, rng: np.random.Generator) 
     """n_i = m + (N - M m) q_i with q ~ Dir(quantity_alpha): everybody has the least, m, and a random share of the rest."""
     least = max(1, int(spec.least(samples)))
     shares = rng.dirichlet(np.full(spec.clients, spec.quantity_alpha))
-    return least + _whole(shares, samples - spec.clients * least)
+    sizes: NDArray[np.int64] = least + _whole(shares, samples - spec.clients * least)
+    return sizes
 
 
 def _whole(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
@@ -202,7 +203,7 @@ def _extended_dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Gene
         raise ConfigError(f"data.classes_per_client = {per_client}, but the data have only {len(there)} classes")
     holders: dict[int, list[int]] = {int(k): [] for k in there}
     for client in range(spec.clients):
-        held = [len(of_class) for of_class in holders.values()]
+        held = np.array([len(of_class) for of_class in holders.values()])
         for k in there[np.lexsort((rng.random(len(there)), held))[:per_client]]:
             holders[int(k)].append(client)
     parts: list[list[Indices]] = [[] for _ in range(spec.clients)]
