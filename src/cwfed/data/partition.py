@@ -168,14 +168,14 @@ def _unequal_sizes(samples: int, spec: PartitionSpec, rng: np.random.Generator) 
     """n_i = m + (N - M m) q_i with q ~ Dir(quantity_alpha): everybody has the least, m, and a random share of the rest."""
     least = max(1, int(spec.least(samples)))
     shares = rng.dirichlet(np.full(spec.clients, spec.quantity_alpha))
-    sizes: NDArray[np.int64] = least + _whole(shares, samples - spec.clients * least)
-    return sizes
+    return least + _whole(shares, samples - spec.clients * least)
 
 
 def _whole(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     """Whole numbers that add up to `total`, each less than one away from its share of it."""
     ends = np.floor(np.cumsum(shares)[:-1] / shares.sum() * total).astype(np.int64)
-    return np.diff(ends, prepend=0, append=total)
+    sizes: NDArray[np.int64] = np.diff(ends, prepend=0, append=total)
+    return sizes
 
 
 def _shards(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:

@@ -76,12 +76,11 @@ def _table(algorithm: AlgorithmLike) -> dict[str, Any]:
     if isinstance(algorithm, Mapping):
         return dict(algorithm)
     if isinstance(algorithm, type):
+        name = algorithm.__name__
         try:
             algorithm = algorithm()
         except TypeError as error:
-            raise ConfigError(
-                f"the algorithm {algorithm.__name__} cannot be made without settings: {error}"
-            ) from None
+            raise ConfigError(f"the algorithm {name} cannot be made without settings: {error}") from None
     if not isinstance(algorithm, FedAvg):
         raise ConfigError(
             f"an algorithm is a name, a table or something that derives from cwfed.FedAvg, not {algorithm!r}"

@@ -344,7 +344,8 @@ def _in_memory(simulation: Runner) -> Steps:
         def kept(reached: Progress) -> Progress | None:
             return reached if saves else None
 
-        for event in (started, *map(Note, simulation.notes)):
+        first: list[Event] = [started, *map(Note, simulation.notes)]
+        for event in first:
             happened.append(event)
             stopped = (yield from _told(event)) or stopped
         with closing(_rounds(simulation, progress, stopped)) as rounds:
