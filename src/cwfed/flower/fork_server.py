@@ -192,7 +192,7 @@ def answer(request: Request) -> None:
     """Be `flwr-clientapp`, as the shim was started."""
     import numpy as np
     from flwr.supernode.cli import flwr_clientapp
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+    from threadpoolctl import ThreadpoolController
 
     for number, file in enumerate(request.files):
         os.dup2(file, number)
