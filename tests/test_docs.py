@@ -216,7 +216,7 @@ def test_snippets_of_the_first_pages_run(path, body, tmp_path, monkeypatch):
     quick = body.replace("train.rounds=20", "train.rounds=1").replace(
         '"train.lr=0.05"', '"train.lr=0.05", "model.name=mlp"'
     )
-    exec(compile(quick, named(path), "exec"), {"__name__": "snippet"})
+    exec(compile(quick, named(path), "exec", dont_inherit=True), {"__name__": "__main__"})
 
 
 def check_command(line: str) -> None:
