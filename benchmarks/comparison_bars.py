@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from cwfed.report.style import COLOURS, HATCHES
+from cwfed.report.style import HATCHES, PARTS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PICTURES = {
@@ -53,7 +53,7 @@ def draw(title: str, found: list[Bar]) -> Figure:
     for i, phase in enumerate(("received", "trained")):
         places = [row + 0.38 * i for row in range(len(found))]
         values = [bar.trained if i else bar.received for bar in found]
-        drawn = axes.barh(places, values, 0.36, color=COLOURS[i], hatch=HATCHES[i], edgecolor="white", label=phase)
+        drawn = axes.barh(places, values, 0.36, color=PARTS[i], hatch=HATCHES[i], edgecolor="white", label=phase)
         texts = [
             f"{v:.1f}{'*' if bar.reports_trained == bool(i) else ''}" for v, bar in zip(values, found, strict=True)
         ]

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 import cwfed
 from cwfed.federation import config as configs
 from cwfed.report.audit import audit, picture
-from cwfed.report.figures import save
+from cwfed.report.drawing import save
 from cwfed.report.finished import RunRecord, collect, read_run
-from cwfed.report.style import COLOURS, MARKERS
+from cwfed.report.style import looks
 from cwfed.report.tables import markdown_table
 
 BASE = ["data.name=cifar10", "data.samples=4000", "data.clients=20", "model.name=cnn", "run.save_models=none"]
@@ -71,8 +71,7 @@ def run(folder: Path, settings: list[str], data_dir: str | None) -> None:
 
 def draw(runs: Path, docs: Path) -> None:
     """The pictures and tables of docs/privacy.md, from the runs that are finished."""
-    lines, _ = audit(collect([runs / "audit"])[0])
-    save(picture(lines), docs / "privacy-audit")
+    save(picture(collect([runs / "audit"])[0]), docs / "privacy-audit")
     print(draw_dial(runs, docs / "privacy-dial"))
     print(draw_dp(runs, docs / "privacy-dp"))
 
@@ -88,7 +87,8 @@ def draw_dial(runs: Path, stem: Path) -> str:
     rows = []
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for i, (name, record) in enumerate(found.items()):
+    drawn = looks([record.started.algorithm for record in found.values()])
+    for (name, record), look in zip(found.items(), drawn, strict=True):
         lines, _ = audit([record])
         accuracy = 100 * record.summary["reported"]["accuracy"]
         cells = [name, f"{accuracy:.1f}"]
@@ -96,11 +96,10 @@ def draw_dial(runs: Path, stem: Path) -> str:
             last = [line for line in lines if line.estimate == estimate][-5:]
             error, rank, auc = (np.mean([getattr(line, key) for line in last]) for key in ("error", "rank", "auc"))
             cells += [f"{error:.2f}", f"{rank:.2f}", f"{auc:.2f}"]
-            colour = COLOURS[i % len(COLOURS)]
-            look = {"color": colour, "markerfacecolor": colour if filled else "none", "linestyle": ""}
+            style = {"color": look.colour, "markerfacecolor": look.colour if filled else "none", "linestyle": ""}
             for axes, value in zip(panels, (error, auc), strict=True):
                 label = name if filled and axes is panels[0] else None
-                axes.plot(value, accuracy, MARKERS[i], label=label, **look)
+                axes.plot(value, accuracy, look.marker, label=label, **style)
         rows.append(cells)
     panels[0].set(xlabel="error of the estimated class counts\n(further left: leaks more)", ylabel="test accuracy, %")
     panels[1].set(xlabel="telling absent classes from present ones, AUC\n(further right: leaks more)")
@@ -119,7 +118,7 @@ def draw_dp(runs: Path, stem: Path) -> str:
     rows = [["off", "–", "–", f"{100 * off.summary['reported']['accuracy']:.1f}", *last_leaks(off)]]
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
-    points = []
+    points, colour = [], looks([off.started.algorithm])[0].colour
     for noise in sorted(NOISES):
         if not (runs / "dp" / f"noise {noise:g}" / "summary.json").exists():
             continue
@@ -131,11 +130,11 @@ def draw_dp(runs: Path, stem: Path) -> str:
             shown = [f"{epsilon:.1f}", f"{np.median(list(spent['per_client'].values())):.1f}"]
         rows.append([f"{noise:g}", *shown, f"{accuracy:.1f}", *last_leaks(record)])
         if epsilon is None:
-            axes.axhline(accuracy, color=COLOURS[1], linestyle="--", label="clipped, no noise")
+            axes.axhline(accuracy, color=colour, linestyle="--", label="clipped, no noise")
         else:
             points.append((epsilon, accuracy))
-    axes.axhline(100 * off.summary["reported"]["accuracy"], color=COLOURS[2], linestyle="-.", label="off")
-    axes.plot(*zip(*sorted(points), strict=True), "o-", color=COLOURS[0], label="DP-SGD")
+    axes.axhline(100 * off.summary["reported"]["accuracy"], color=colour, linestyle="-.", label="off")
+    axes.plot(*zip(*sorted(points), strict=True), "o-", color=colour, label="DP-SGD")
     axes.axhline(100 * largest, color="0.5", linestyle=":", label="each client's largest class, always")
     axes.set(xscale="log", xlabel="epsilon of the client with the largest", ylabel="test accuracy, %")
     axes.set_xticks([e for e, _ in points], [f"{e:.1f}" for e, _ in points])

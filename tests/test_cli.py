@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from cwfed.cli import app, console
+from cwfed.cli import app, progress
 from cwfed.core.events import PhaseResult, Round, Started
 from cwfed.report import tables
 from tests import processes
@@ -203,6 +203,12 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["algorithms", "fedavgg"], "did you mean fedavg"),
         (["cost", "--shape", "3by3"], "must look like"),
         (["run", "--resume", "--out", "typo"], "holds no run to resume"),
+        (["sweep"], "nothing to sweep"),
+        (["sweep", "--grid", "train.lr=0.1,0.2", "--set", "data.validation=0"], "data.validation is 0"),
+        (["sweep", "--grid", "data.alpha=0.1,1"], "make a sweep for each value"),
+        (["export", "nowhere"], "nowhere is no folder and no archive"),
+        (["leaderboard", "nowhere"], "nowhere is no folder and no archive"),
+        (["run", "--log", "/"], "the log / cannot be written"),
         (["data", "show", "--out", "who"], "needs an ending"),
         (["cost", "--participants", "30"], "only 20 clients"),
         (["data", "show", "--out", "who.nonsense"], "unknown picture format 'nonsense'"),
@@ -234,12 +240,12 @@ def test_help_explains_arguments_too(tmp_path):
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_progress_keeps_its_numbers_on_a_narrow_terminal(tmp_path, monkeypatch, width):
     terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    monkeypatch.setattr(console, "err", terminal)
+    monkeypatch.setattr(progress, "err", terminal)
     name = "cwFedAvg (Output), seed 2 on Tiny ImageNet, Dirichlet 0.1"
     measured = PhaseResult(0.123, None, None, [])
     started = Started("cwfedavg", "tiny_imagenet", 2, 1000, 20, 200, 1, "received", [], [])
     last_round = Round(1000, [], [], None, None, [], None, None, measured, measured, 0, 0)
-    with console.progress(tmp_path, "go on", whole=("main-comparison", 63)) as watch:
+    with progress.progress(tmp_path, "go on", whole=("main-comparison", 63)) as watch:
         on_event = watch(name)
         on_event(started)
         on_event(last_round)

@@ -64,7 +64,9 @@ def forbidden(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=[str(p.relative_to(ROOT / "src")) for p in SOURCES])
 def test_no_text_becomes_code_and_nothing_foreign_is_unpickled(path):
-    assert forbidden(ast.parse(path.read_text())) == []
+    # what a process and the workers that it started say to each other, through sockets without a name, is from nobody else
+    own = ["pickle", "cloudpickle"] if path.match("engine/shared.py") else []
+    assert forbidden(ast.parse(path.read_text())) == own
 
 
 def test_the_check_itself_finds_what_it_looks_for():

@@ -1,12 +1,24 @@
 """cwfed: personalised federated learning around class-wise federated averaging.
 
-import cwfed
+    import cwfed
 
-config = cwfed.load_config(settings=["train.rounds=30", "train.lr=0.05"])
-summary = cwfed.run(config, out="runs/first")
-model = cwfed.load_model("runs/first", client=3)
+    result = cwfed.run({"train": {"rounds": 30, "lr": 0.05}})       # the digits experiment, in memory
+    result.accuracy.received.best                                   # the summary, typed
+    result.history.to_pandas()                                      # one row per round and phase
+    result.client_table()                                           # one row per client and phase
+    result.models[3].predict(images)                                # a client's personal model
 
-The public names are those of `cwfed.api`.
+run an experiment       run, rounds (one at a time), deal (who holds what), StopRun
+its settings            load_config, Config
+data                    Dataset (from_arrays, from_torch, from_clients), load_data, Federation, Shard
+what comes out          Result, Summary, Table, HistoryRow, ClientRow, load_model, PersonalModel
+what happens            Event: Started, Round (with a PhaseResult per phase), Newcomers, Note
+write a method          FedAvg, CwFedAvg, Task, Download, Uploads, Start, Pass, Batch, Loss, Output, ClientData, ExtraSpec, Params,
+                        Network, Sizes, Cost, attach, holder, losses, mixing; check it with cwfed.testing
+write a model, metric   InputShape, Metric
+errors                  CwfedError: one sentence that says what is wrong and what to do
+
+docs/python.md is the page about all of this; `cwfed --help` is the command line.
 """
 
 from importlib import import_module
@@ -21,6 +33,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Import on first use: `cwfed --help` need not wait for torch."""
+        if name == "__all__":  # for help(cwfed) and `from cwfed import *`
+            return ["__version__", *import_module("cwfed.api").__all__]
         is_module = (
             not name.startswith("_") and find_spec(f"cwfed.{name}") is not None
         )  # `from cwfed import data` asks here first

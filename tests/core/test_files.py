@@ -22,7 +22,7 @@ from tests.conftest import make_endless, small
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sealed") / "run"
-    session.run(small("run.checkpoint_seconds=0"), folder)
+    session.run(small("run.checkpoint_seconds=0", "run.keep_checkpoints=2"), folder)
     return folder
 
 

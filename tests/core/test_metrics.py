@@ -18,7 +18,8 @@ from cwfed.core.metrics import BUILT_IN, PER_CLASS, Metric, OwnSums, Places, Tal
 from cwfed.federation.rounds import from_tree, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.report import figures, page, tables
-from cwfed.report.finished import Group, Method, collect, read_run
+from cwfed.report.finished import collect, read_run
+from cwfed.report.groups import Group, Method
 from cwfed.runs import checkpoint, session, track
 from cwfed.runs.folder import RunFolder
 from cwfed.runs.summary import summarise

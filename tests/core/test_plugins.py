@@ -14,7 +14,8 @@ from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import Note
 from cwfed.federation import config as configs
 from cwfed.report import tables
-from cwfed.report.finished import collect, group
+from cwfed.report.finished import collect
+from cwfed.report.groups import group
 from cwfed.runs import compare, session
 from cwfed.runs.folder import RunFolder
 from tests.conftest import small

@@ -11,7 +11,8 @@ from cwfed.core import files
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.federation.experiment import Experiment
 from cwfed.report import page
-from cwfed.report.finished import collect, group
+from cwfed.report.finished import collect
+from cwfed.report.groups import group
 from cwfed.runs import compare, session
 from cwfed.runs.folder import RunFolder
 from tests.conftest import small

@@ -226,7 +226,20 @@ def test_what_is_fixed_in_a_pass_does_not_move_and_what_the_model_froze_stays_fr
     assert moved == {"3.weight", "3.bias", "5.weight"}
 
 
-@pytest.mark.parametrize("name", ["pfedme", "apfl", "per-fedavg", "fedas"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pfedme",
+        "apfl",
+        "per-fedavg",
+        "fedas",
+        "fedrep",
+        "fedpac",
+        "fedala",
+        "fedavg+head_first",
+        "fedavg+tune",
+    ],
+)
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_what_the_model_froze_stays_frozen_in_steps_of_a_methods_own(name, engine):
     few = ("model.options={}", "data.clients=1", "data.samples=200", "train.rounds=2", f"run.engine={engine}")

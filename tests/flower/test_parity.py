@@ -31,9 +31,9 @@ from cwfed.flower.ray_backend import SimulatedRun
 from cwfed.flower.replies import read_score
 from cwfed.flower.wire import BadMessage
 from cwfed.privacy.noise import Seeded
-from cwfed.report import figures, page
-from cwfed.report.finished import group as group_runs
+from cwfed.report import drawing, figures, page
 from cwfed.report.finished import read_run
+from cwfed.report.groups import group as group_runs
 from cwfed.runs import checkpoint, session
 from cwfed.runs.folder import RunFolder
 from tests.conftest import finish, leaves, small
@@ -397,7 +397,7 @@ def test_the_servers_folder_has_metrics_and_checkpoints_and_can_be_reported(tmp_
     (group,) = group_runs([record])
     assert group.title == "federation, samples of 1x8x8, 10 classes, mlp"
     page.write(tmp_path / "report.html", group.title, [group])
-    figures.save(figures.overview(group), tmp_path / "overview")
+    drawing.save(figures.overview(group), tmp_path / "overview")
 
     with pytest.raises(ConfigError, match=r"the rounds are train\.rounds"):
         PersonalisedStrategy(plan).start(grid, num_rounds=7, out=tmp_path / "server")

@@ -170,9 +170,13 @@ def strangers_at_the_door(folder: Path, clinic: Path, stack: ExitStack) -> Progr
         with pytest.raises(cwfed.CwfedError, match="failed"):
             stranger.ask(*command)
     node = {"name": "clinic-1", "path": str(clinic / "data")}
-    stranger.start("stranger", *supernode(f"localhost:{PORTS[0]}", clinic / "ca.crt", key, node))
+    stranger.start(
+        "stranger", *supernode(stranger.folder / "forks", f"localhost:{PORTS[0]}", clinic / "ca.crt", key, node)
+    )
     keys.certificates(stranger.folder)  # an authority that is not the federation's
-    foreign = supernode(f"localhost:{PORTS[0]}", stranger.folder / "ca.crt", clinic / "node", node)
+    foreign = supernode(
+        stranger.folder / "forks-2", f"localhost:{PORTS[0]}", stranger.folder / "ca.crt", clinic / "node", node
+    )
     stranger.start("foreign", *foreign)
     said = {"stranger": "Failed to activate SuperNode", "foreign": "CERTIFICATE_VERIFY_FAILED"}
     logs = {name: stranger.folder / f"{name}.log" for name in said}

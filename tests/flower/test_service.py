@@ -25,6 +25,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.message_pb2 import Message as FlowerMessage
 from flwr.supercore.fab import Fab as StoredFab
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
@@ -102,6 +104,56 @@ def test_the_gate_bounds_a_request_and_says_when_the_superlink_is_away(tmp_path,
     assert ask(Gate(nobody, tmp_path), "POST", "/v1/fleet/get-run").status_code == 503, "which nodes try again on"
     monkeypatch.setattr(gate, "MOST_BYTES", 1000)
     assert ask(Gate(superlink(), tmp_path), "POST", "/v1/fleet/get-run", content=bytes(1001)).status_code == 413
+
+
+def slow_superlink(asked: list[httpx.Request], empty: int) -> httpx.AsyncClient:
+    """One that has a message after so many times that it had none."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        there = PullMessagesResponse(messages_list=[FlowerMessage()] if len(asked) > empty else [])
+        return httpx.Response(200, content=there.SerializeToString())
+
+    return httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="https://superlink")
+
+
+def test_the_gate_asks_in_a_waiting_nodes_place_until_there_is_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(gate, "PAUSE", 0.001)
+    asked: list[httpx.Request] = []
+    app = Gate(slow_superlink(asked, 5), tmp_path)
+    answer = ask(app, "POST", gate.GET_MESSAGES, content=b"who I am", headers={"signature": "mine"})
+    assert len(PullMessagesResponse.FromString(answer.content).messages_list) == 1
+    assert len(asked) == 6
+    assert all((r.content, r.headers["signature"]) == (b"who I am", "mine") for r in asked), "the node's own words"
+
+    asked.clear()
+    assert ask(app, "POST", "/v1/fleet/get-run").status_code == 200
+    assert len(asked) == 1, "nothing else is asked twice"
+
+    asked.clear()
+    monkeypatch.setattr(gate, "PATIENCE", 0.0)
+    assert ask(app, "POST", gate.GET_MESSAGES).content == b"", "the node asks again by itself"
+    assert len(asked) == 1
+
+
+def test_the_gate_takes_no_message_for_a_node_that_has_hung_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(gate, "PAUSE", 0.001)
+    asked: list[httpx.Request] = []
+    scope = {"type": "http", "method": "POST", "path": gate.GET_MESSAGES, "query_string": b"", "headers": []}
+    words = iter([{"type": "http.request", "body": b""}])
+
+    async def receive() -> dict:
+        for word in words:
+            return word
+        while len(asked) < 3:
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        pass
+
+    asyncio.run(Gate(slow_superlink(asked, 20), tmp_path)(scope, receive, send))
+    assert 3 <= len(asked) < 20, "the message is there when the node comes back"
 
 
 def test_nodes_run_what_was_signed_and_nothing_else(deployed):

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from cwfed.data import dataset, pfllib, sources
-from cwfed.report import figures
+from cwfed.data import dataset, pfllib, sources, split_file
+from cwfed.report import heatmaps
 from tests.fuzz.base import World, target
 from tests.fuzz.cases import (
     ARRAYS,
@@ -80,7 +80,7 @@ def image_folders(world: World, case: tuple[str, bytes]) -> None:
     except (OSError, ValueError):  # no such file can exist
         return
     found = sources.load(sources.SourceSpec("imagefolder", str(folder), image_size=4))
-    figures.distribution(np.zeros((1, len(found.class_names)), np.int64), found.name)
+    heatmaps.distribution(np.zeros((1, len(found.class_names)), np.int64), found.name)
 
 
 CSV = b"text,label\nhello world,a\nbye,b\n,a\n"
@@ -96,6 +96,27 @@ def csv_files(world: World, content: bytes) -> None:
     path = world.fresh() / "data.csv"
     path.write_bytes(content)
     sources.load(sources.SourceSpec("csv", str(path)))
+
+
+SPLIT_CSV, SPLIT_JSON = (
+    b"client,sample,part\na,0,train\nb,1,train\na,2,test\n",
+    dump({"a": {"train": [0], "test": [2]}, "b": {"train": [1]}}),
+)
+
+
+@target(
+    st.tuples(st.just(".csv"), MUTATIONS.map(lambda m: mutate(SPLIT_CSV, m)) | st.binary(max_size=80))
+    | st.tuples(
+        st.just(".json"), MUTATIONS.map(lambda m: mutate(SPLIT_JSON, m)) | JSON.map(dump) | st.binary(max_size=80)
+    )
+)
+def split_files(world: World, case: tuple[str, bytes]) -> None:
+    """Any bytes as a split file: nobody holds what is not there, or what somebody else holds."""
+    path = world.fresh() / f"split{case[0]}"
+    path.write_bytes(case[1])
+    found = split_file.read(path, 3)
+    held = [n for parts in (*found.parts, found.shares) for part in parts for n in part.tolist()]
+    assert sorted(held) == sorted({*held} & {0, 1, 2})
 
 
 def parquet(columns: dict[str, list[Any]]) -> bytes:

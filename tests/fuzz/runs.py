@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cwfed.core import events, files
 from cwfed.core.errors import CwfedError
-from cwfed.report import figures, finished, page, tables
+from cwfed.report import figures, finished, groups, page, tables
 from cwfed.runs import checkpoint, session
 from cwfed.runs.folder import RunFolder
 from tests.conftest import small
@@ -66,7 +66,7 @@ def forged_runs(world: World, case: tuple[str, list[int], Any]) -> None:
     look(folder)
     assert not (world.folder / "trapped").exists(), "to look at a run imported the code it names"
     record = finished.read_run(folder)
-    (group,) = finished.group([record])
+    (group,) = groups.group([record])
     check_page(folder.parent / "r.html", group, record.label)
 
 
@@ -122,7 +122,7 @@ class Tags(HTMLParser):
         self.handlers += any(name.startswith("on") for name, _ in attrs)
 
 
-def check_page(path: Path, group: finished.Group, title: str) -> None:
+def check_page(path: Path, group: groups.Group, title: str) -> None:
     try:
         page.write(path, title, [group], [finished.LeftOut(Path(title.replace("\0", "")), title)])
     except UnicodeEncodeError as error:
@@ -145,7 +145,7 @@ def page_names(world: World, case: tuple[str, str, str]) -> None:
     record.manifest["data"]["classes"] = [name] * 10
     record.manifest["machine"]["cpu"] = name
     record = dataclasses.replace(record, summary=dataclasses.replace(record.summary, notes=[name]))
-    group = finished.Group(title, [finished.Method(label, [record])])
+    group = groups.Group(title, [groups.Method(label, [record])])
     check_page(world.fresh() / "r.html", group, title)
     rows = [group.methods[0].row]
     for text in (tables.markdown(rows), tables.latex(rows), tables.csv(rows)):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cwfed.report import page
-from cwfed.report.finished import Group, LeftOut, Method, read_run
+from cwfed.report.finished import LeftOut, read_run
+from cwfed.report.groups import Group, Method
 from cwfed.runs import compare
 from tests import processes
 from tests.conftest import small
@@ -45,9 +46,26 @@ ACT = """<script>(async () => {
   const plot = document.querySelector("[data-plot=curves]");
   found.plots = document.querySelectorAll(".js-plotly-plot").length;
   found.before = plot.data.map((t) => t.visible);
-  const legend = plot.querySelector(".legendtoggle"), box = legend.getBoundingClientRect();
+  const part = (name) => document.querySelector(`[data-plot=${name}]`);
+  found.colours = [plot.data.map((t) => t.line.color), part("clients").data.map((t) => t.marker.color), part("classes").data.map((t) => t.marker.color)];
+  found.swatches = [...table.querySelectorAll(".swatch")].map((s) => s.style.color).length;
+  found.rounds = [plot._fullLayout.xaxis.dtick, plot._fullLayout.xaxis.tickformat];
+  found.clientTicks = [...part("clients").querySelectorAll(".xtick text")].map((t) => [t.textContent, t.getAttribute("transform") || ""]);
+  const heat = (name) => { const t = part(name).data[0]; return { low: t.zmin, zero: t.colorscale[t.zmin < 0 ? 2 : 0][1], unit: t.colorbar.title.text }; };
+  found.heat = Object.fromEntries(["data", "norms", "gains", "mixture"].filter((name) => part(name) && part(name).data).map((name) => [name, heat(name)]));
+  found.dots = part("spread").data && [part("spread").data[1].marker.color, part("spread").layout.annotations[0].text];
+  const covers = (div) => {
+    const legend = div.querySelector(".legend"), drag = div.querySelector(".nsewdrag");
+    if (!legend || !drag) return false;
+    const a = legend.getBoundingClientRect(), b = drag.getBoundingClientRect();
+    return a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  };
+  found.covered = [...document.querySelectorAll(".js-plotly-plot")].filter(covers).map((div) => div.dataset.plot);
+  const box = document.querySelector(".scroll");
+  found.overflows = [box.scrollWidth > box.clientWidth + 1, box.classList.contains("overflows"), getComputedStyle(box, "::before").content];
+  const legend = plot.querySelector(".legendtoggle"), place = legend.getBoundingClientRect();
   for (const kind of ["mousedown", "mouseup"]) {
-    legend.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: box.x + 3, clientY: box.y + 3, view: window }));
+    legend.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: place.x + 3, clientY: place.y + 3, view: window }));
   }
   await wait(1000);
   found.after = plot.data.map((t) => t.visible);
@@ -59,7 +77,8 @@ ACT = """<script>(async () => {
   for (const what of ["trained", "difference", "classes"]) { pick("norms", what); await wait(100); }
   found.norms = document.querySelector("[data-plot=norms]").textContent.length > 0;
   const bars = document.querySelector("[data-plot=traffic]").data;
-  found.bars = bars[0].x; found.sums = bars[0].x.map((_, i) => bars.reduce((sum, b) => sum + b.y[i], 0));
+  found.bars = bars[0].y; found.sums = bars[0].y.map((_, i) => bars.reduce((sum, b) => sum + b.x[i], 0));
+  found.traffic = document.querySelector("[data-plot=traffic]").layout.xaxis.title.text;
   found.gains = document.querySelector("[data-plot=gains]").data[0].z.length;
   found.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
   found.ink = getComputedStyle(document.body).color; found.font = plot._fullLayout.font.color;
@@ -112,9 +131,11 @@ def test_the_page_works_in_light(report, tmp_path):
     assert found["plots"] >= 8
     assert found["before"] == [True] * 3
     assert found["after"] == ["legendonly", True, True]
-    assert found["axes"] == ["bytes sent", "training loss"]
+    assert re.fullmatch("data sent, [kM]B", found["axes"][0])
+    assert found["axes"][1] == "training loss"
     assert found["bytes"] == sorted(found["bytes"])
-    assert found["bytes"][0] > 1000
+    assert 0 < found["bytes"][0] < 1000
+    assert re.fullmatch("data sent, [kM]B", found["traffic"])
     assert found["stillHidden"]
     assert found["norms"]
     assert found["bars"] == [0, 1, 2]  # long names that begin alike stay apart
@@ -129,6 +150,26 @@ def test_the_page_works_in_dark_on_a_phone(report, tmp_path):
     assert found["problems"] == []
     assert found["wide"], "nothing sticks out of a narrow screen"
     assert (found["ink"], found["font"]) == ("rgb(233, 234, 236)", "#e9eaec")
+    assert found["covered"] == [], "legends cover nothing"
+    assert found["overflows"][:2] == [True, True]
+    assert "scroll sideways" in found["overflows"][2]
+    assert {kind["zero"] for kind in found["heat"].values()} == {"#1d2026"}, "nothing has the colour of the dark page"
+
+
+def test_the_page_s_plots_agree_and_have_units(report, tmp_path):
+    found = visit(report, tmp_path, "--window-size=1200,900", "--blink-settings=preferredColorScheme=1")
+    lines, markers, recalls = found["colours"]
+    assert lines == markers == recalls == ["#0072B2", "#D55E00", "#5F6368"]  # fedavg, cwfedavg, local
+    assert found["swatches"] == 3
+    assert found["rounds"] == [1, "d"]
+    assert [name for name, _ in found["clientTicks"]] == [str(c) for c in range(len(found["clientTicks"]))]
+    assert not any("rotate(" in turned and "rotate(0" not in turned for _, turned in found["clientTicks"])
+    units = {name: kind["unit"] for name, kind in found["heat"].items()}
+    assert units.items() >= {"data": "samples", "norms": "norm of the output row", "gains": "points"}.items()
+    assert all(kind["low"] == 0 for name, kind in found["heat"].items() if name != "gains")
+    assert found["dots"][0] in lines
+    assert "||p - p~||" in found["dots"][1]
+    assert found["covered"] == []
 
 
 BAD = [EVIL, "</script><script>window.hacked=1</script>", "'\"><svg onload=window.hacked=1>", "javascript:window.hacked=1", "<!--<script>",

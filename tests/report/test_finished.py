@@ -13,7 +13,7 @@ import pytest
 
 from cwfed import __version__
 from cwfed.core.errors import ConfigError, RunError
-from cwfed.report import figures, finished, listing, page
+from cwfed.report import figures, finished, groups, heatmaps, listing, page
 from cwfed.runs import session
 from tests.conftest import make_endless, small
 from tests.test_cli import cwfed
@@ -50,35 +50,35 @@ def left_out(*paths):
 def test_runs_are_grouped_by_experiment_and_seeds_belong_together(whole):
     records, gone = finished.collect([whole])
     assert gone == []
-    groups = finished.group(records)
-    assert [len(group.methods) for group in groups] == [4, 1]
-    assert sorted(method.label for method in groups[0].methods) == [
+    found = groups.group(records)
+    assert [len(group.methods) for group in found] == [4, 1]
+    assert sorted(method.label for method in found[0].methods) == [
         "cwfedavg (wdr=0)",
         "cwfedavg (wdr=5)",
         "fedavg",
         "local",
     ]
-    fedavg = next(method for method in groups[0].methods if method.label == "fedavg")
+    fedavg = next(method for method in found[0].methods if method.label == "fedavg")
     assert [record.started.seed for record in fedavg.records] == [0, 1]
     both = [record.summary["reported"]["accuracy"] for record in fedavg.records]
     assert fedavg.row["reported"]["mean"] == pytest.approx(np.mean(both))
     assert fedavg.row["reported"]["std"] == pytest.approx(np.std(both, ddof=1))
-    assert "digits" in groups[1].title
-    assert "IID" in groups[1].title
-    assert groups[0].differing()["algorithm.wdr"].count(0.0) == 1
-    assert "run.seed" not in groups[0].differing()
+    assert "digits" in found[1].title
+    assert "IID" in found[1].title
+    assert found[0].differing()["algorithm.wdr"].count(0.0) == 1
+    assert "run.seed" not in found[0].differing()
 
 
 def test_runs_of_other_rounds_or_learning_rates_are_not_ranked_together(whole, tmp_path):
     session.run(small("train.rounds=3"), tmp_path / "longer")
     session.run(small("train.rounds=2", "train.lr=0.1"), tmp_path / "faster")
     records, _ = finished.collect([whole / "cwfedavg-0", whole / "fedavg-0", tmp_path])
-    groups = finished.group(records)
-    assert sorted(len(group.methods) for group in groups) == [1, 1, 2]
+    found = groups.group(records)
+    assert sorted(len(group.methods) for group in found) == [1, 1, 2]
     words = "digits, 2 classes a client, 6 clients, mlp; train.rounds={}, train.lr={}"
     expected = {words.format(*pair) for pair in ((2, 0.05), (3, 0.05), (2, 0.1))}
-    assert {group.title for group in groups} == expected
-    page.write(tmp_path / "r.html", "x", groups)
+    assert {group.title for group in found} == expected
+    page.write(tmp_path / "r.html", "x", found)
     text = (tmp_path / "r.html").read_text()
     assert text.count("<tr class=best>") == 1  # of the two methods that can be ranked
     assert all(title in text for title in expected)
@@ -91,7 +91,7 @@ def test_an_unknown_partition_has_its_name_in_reports(whole, tmp_path):
     record = finished.read_run(whole / "cwfedavg-0")
     data = record.config.data.model_copy(update={"partition": "shards"})
     other = replace(record, config=record.config.model_copy(update={"data": data}))
-    (group,) = finished.group([other])
+    (group,) = groups.group([other])
     assert group.title == "digits, shards, 6 clients, mlp"
     page.write(tmp_path / "r.html", "x", [group])
     figures.everything(group)
@@ -103,7 +103,7 @@ def test_an_unknown_partition_has_its_name_in_reports(whole, tmp_path):
 
 def test_curves_over_rounds_bytes_and_seconds_by_hand(whole):
     (record,) = finished.collect([whole / "cwfedavg-0"])[0]
-    method = finished.Method("x", [record])
+    method = groups.Method("x", [record])
     series = method.series("received", "bytes")
     down_up = [r.down + r.up for r in record.rounds]
     assert series.x == [down_up[0], sum(down_up)]
@@ -116,7 +116,7 @@ def test_curves_over_rounds_bytes_and_seconds_by_hand(whole):
 
 def test_seeds_are_averaged_in_curves(whole):
     records, _ = finished.collect([whole / "fedavg-0", whole / "fedavg-1"])
-    series = finished.Method("x", records).series("accuracy")
+    series = groups.Method("x", records).series("accuracy")
     ends = [100 * record.rounds[-1].received.accuracy for record in records]
     assert series.y[-1] == pytest.approx(np.mean(ends))
     assert series.std[-1] == pytest.approx(np.std(ends, ddof=1))
@@ -323,7 +323,7 @@ def test_runs_of_another_version_are_left_out(whole, tmp_path):
 
 
 def test_empty_folders_and_files_are_one_sentence(tmp_path):
-    with pytest.raises(RunError, match="is not a folder"):
+    with pytest.raises(RunError, match="is no folder and no archive"):
         finished.collect([tmp_path / "nothing"])
     with pytest.raises(RunError, match="holds no run of cwfed"):
         finished.collect([tmp_path])
@@ -343,25 +343,25 @@ def test_clients_are_compared_on_the_split_that_most_methods_have(tmp_path):
         run(tmp_path / "b", "algorithm.name=fedavg", "run.seed=1"),
         run(tmp_path / "c", "run.seed=1"),
     )
-    (group,) = finished.group([one, two, three])
+    (group,) = groups.group([one, two, three])
     assert {i: record.started.seed for i, record in group.aligned().items()} == {0: 1, 1: 1}
     (base,) = group.baselines()
     there, here = two.client_accuracies(), three.client_accuracies()
     assert group.gains(base, 1 - base) == {c: 100 * (here[c] - there[c]) for c in there}
-    (apart,) = finished.group([one, three])
+    (apart,) = groups.group([one, three])
     assert len(apart.aligned()) == 1
     assert apart.gains(0, 1) == {}
 
 
 def test_networks_of_different_size_are_different_experiments(tmp_path):
     records = [run(tmp_path / "a"), run(tmp_path / "b", "model.options.hidden=8")]
-    assert len(finished.group(records)) == 2
+    assert len(groups.group(records)) == 2
 
 
 def test_an_algorithm_that_changes_the_head_is_in_the_same_experiment(tmp_path):
     records = [run(tmp_path / "a"), run(tmp_path / "b", "algorithm.name=fednh")]
     assert records[0].started.parameters != records[1].started.parameters
-    (group,) = finished.group(records)
+    (group,) = groups.group(records)
     assert len(group.aligned()) == 2
 
 
@@ -372,18 +372,18 @@ def test_an_algorithm_that_changes_the_head_is_in_the_same_experiment(tmp_path):
 def test_pictures_name_the_right_clients(tmp_path, settings, clients):
     record = run(tmp_path / "a", *settings)
     assert len(record.portrait.clients) == clients
-    panels = figures.norms("x", record)
+    panels = heatmaps.norms("x", record)
     assert panels[0].row_names == record.started.evaluated
-    (mixture,) = figures.mixture("x", record)
+    (mixture,) = heatmaps.mixture("x", record)
     assert mixture.column_names == record.rounds[-1].participants
     assert [panel.title.split("\n")[0] for panel in panels] == ["x:"] * 4
-    assert "output-norms" in figures.everything(finished.group([record])[0])
+    assert "output-norms" in figures.everything(groups.group([record])[0])
 
 
 def test_a_last_round_without_anybody_can_be_shown(tmp_path):
     record = run(tmp_path / "a", "train.participation=0.17", "train.client_dropout=0.99")
     assert record.rounds[-1].participants == []
-    (group,) = finished.group([record])
+    (group,) = groups.group([record])
     drawn = figures.everything(group)
     assert "mixtures" not in drawn
     assert "distributions" not in drawn
@@ -393,7 +393,7 @@ def test_a_last_round_without_anybody_can_be_shown(tmp_path):
 def test_dollars_and_long_names_are_no_mathematics(tmp_path):
     record = run(tmp_path / "a")
     name = "a$b_{c$ " + "long " * 20
-    group = finished.Group(name, [finished.Method(name, [record])])
+    group = groups.Group(name, [groups.Method(name, [record])])
     for drawn in figures.everything(group).values():
         drawn.draw_without_rendering()
 
@@ -471,7 +471,7 @@ def test_the_commands(whole, tmp_path):
 
     assert "nothing to report" in cwfed("report", broken, cwd=tmp_path, code=1).stderr
     assert "unknown picture format 'gif'" in cwfed("figures", whole, "--formats", "gif", cwd=tmp_path, code=1).stderr
-    assert "is not a folder" in cwfed("runs", cwd=tmp_path, code=1).stderr
+    assert "is no folder and no archive" in cwfed("runs", cwd=tmp_path, code=1).stderr
     assert "no run has these settings" in cwfed("runs", whole, "--where", "run.seed=7", cwd=tmp_path, code=1).stderr
 
 

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Note
-from cwfed.report import figures, page, tables
-from cwfed.report.finished import Group, LeftOut, Method, read_run
+from cwfed.report import drawing, figures, heatmaps, page, tables
+from cwfed.report.finished import LeftOut, read_run
+from cwfed.report.groups import Group, Method
 from cwfed.runs import compare, session, summary
 from tests.conftest import small
 from tests.runs.test_summary import STARTED, result, round_
@@ -41,18 +42,18 @@ def test_page_is_self_contained_and_escapes_names(compared, tmp_path):
 def test_overview_and_distribution_are_drawn(compared, tmp_path):
     _, records = compared
     group = Group("x", [Method(record.label, [record]) for record in records])
-    paths = figures.save(figures.overview(group), tmp_path / "o", ["png", "svg"])
+    paths = drawing.save(figures.overview(group), tmp_path / "o", ["png", "svg"])
     assert [path.name for path in paths] == ["o.png", "o.svg"]
     assert paths[0].stat().st_size > 5_000
     with pytest.raises(ConfigError, match="unknown picture format 'bmp'"):
-        figures.save(figures.overview(group), tmp_path / "o", ["bmp"])
+        drawing.save(figures.overview(group), tmp_path / "o", ["bmp"])
 
 
 def test_table_by_hand():
     row = {
         "label": "x", "accuracy": {p: {k: {"mean": 0.5, "std": 0.01} for k in summary.PICKINGS} for p in ("received", "trained")},
         "reported": {"phase": "trained"}, "worst_decile": {"mean": 0.25, "std": None},
-        "correlation": {"mean": None, "std": None}, "traffic": {"mean": 2_500_000.0}, "seconds": {"mean": 75.0}, "memory": {"mean": 1.5e9},
+        "correlation": {"mean": None, "std": None}, "distance": {"mean": 0.25}, "traffic": {"mean": 2_500_000.0}, "seconds": {"mean": 75.0}, "memory": {"mean": 1.5e9},
     }  # fmt: skip
     expected = (
         "x",
@@ -62,6 +63,7 @@ def test_table_by_hand():
         "50.00 ± 1.00",
         "25.00",
         "–",
+        "0.250",
         "2.5 MB",
         "1 min 15 s",
         "1.5 GB",
@@ -86,16 +88,16 @@ def test_a_comparison_of_several_seeds_has_one_line_a_method_in_a_terminal():
         "reported": {"phase": "trained"}, "worst_decile": spread, "correlation": {"mean": 0.98},
         "traffic": {"mean": 4.53e8}, "seconds": {"mean": 3.9}, "memory": {"mean": 5.08e8},
     }  # fmt: skip
-    console = Console(width=120, file=io.StringIO())
+    console = Console(width=128, file=io.StringIO())
     console.print(tables.terminal([row], "digits"))
     assert "97.55±12.67*" in console.file.getvalue()
     assert sum(line.startswith("│") for line in console.file.getvalue().splitlines()) == 1
 
 
 def test_shades_of_large_heat_maps_are_those_of_the_scale(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "LARGE_PNG", 0)
-    panel = figures.Panel("x", np.array([[-1.0, 0.0, 1.0]]), diverging=True)
-    figures.save(figures.heat_maps([panel]), tmp_path / "h", ["png"])
+    monkeypatch.setattr(drawing, "LARGE_PNG", 0)
+    panel = heatmaps.Panel("x", np.array([[-1.0, 0.0, 1.0]]), "points", diverging=True)
+    drawing.save(heatmaps.heat_maps([[panel]]), tmp_path / "h", ["png"])
     with Image.open(tmp_path / "h.png") as image:
         colours = {colour[:3] for _, colour in image.convert("RGB").getcolors(maxcolors=10**6)}
     ends = matplotlib.colormaps["BrBG"]([0.0, 1.0])[:, :3]
@@ -103,7 +105,9 @@ def test_shades_of_large_heat_maps_are_those_of_the_scale(tmp_path, monkeypatch)
 
 
 def test_no_difference_at_all_is_drawn_on_a_plain_scale():
-    image = figures.draw_heat_map(Figure().subplots(), figures.Panel("x", np.zeros((2, 2)), diverging=True))
+    image = heatmaps.draw_heat_map(
+        Figure().subplots(), heatmaps.Panel("x", np.zeros((2, 2)), "points", diverging=True)
+    )
     assert image.get_clim() == (-1.0, 1.0)
 
 

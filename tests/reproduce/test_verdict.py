@@ -252,4 +252,4 @@ def test_every_format_says_the_three_counts(tmp_path):
         "",
         "p, without WDR",
     )
-    assert float(last["error"]) == pytest.approx(1.555, abs=1e-3)  # sqrt(0.41 * 0.59 / 1000)
+    assert float(last["standard_error"]) == pytest.approx(1.555, abs=1e-3)  # sqrt(0.41 * 0.59 / 1000)

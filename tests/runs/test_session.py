@@ -164,10 +164,26 @@ def test_more_rounds_that_are_broken_off_leave_the_result_as_it_was(tmp_path):
     assert read_run(tmp_path / "run").config.train.rounds == 8
 
 
+@pytest.mark.parametrize(("keep", "left"), [(0, []), (1, [3]), (2, [3, 2])])
+def test_a_finished_run_keeps_as_many_checkpoints_as_wanted(tmp_path, keep, left):
+    """Without any its result is still there, and whoever wants more rounds is told; nothing is changed."""
+    config = small("run.checkpoint_seconds=0", f"run.keep_checkpoints={keep}", "run.save_models=none")
+    summary = session.run(config, tmp_path / "run")
+    assert RunFolder(tmp_path / "run").checkpoints.rounds() == left
+    assert session.run(config, tmp_path / "run", resume=True) == summary
+    if keep:
+        return
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    for more in ("train.rounds=5", "run.save_models=all"):
+        with pytest.raises(RunError, match=r"no checkpoint of round 3.*run\.keep_checkpoints = 0, or it was removed"):
+            session.run(small("run.keep_checkpoints=0", more), tmp_path / "run", resume=True)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+
+
 def test_a_result_is_not_given_up_for_more_rounds_without_being_asked(tmp_path):
     """Its last checkpoint is damaged: going on would do some of its rounds again."""
     session.run(small("train.rounds=5"), tmp_path / "whole")
-    session.run(small("run.checkpoint_seconds=0"), tmp_path / "run")
+    session.run(small("run.checkpoint_seconds=0", "run.keep_checkpoints=2"), tmp_path / "run")
     newest = RunFolder(tmp_path / "run").checkpoints.path(3)
     newest.write_bytes(newest.read_bytes()[:-20])
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}

@@ -8,12 +8,25 @@ import sys
 import warnings
 from typing import Any
 
-from cwfed.cli import about, data, flower, privacy, report, reproduce, run
+from cwfed.cli import about, data, flower, privacy, report, reproduce, run, share, sweep
 from cwfed.cli.app import app
 from cwfed.core.errors import CwfedError, Interrupted, RenamedSetting
 from cwfed.core.terminal import err, escape
 
-__all__ = ["about", "app", "check_text", "data", "flower", "main", "privacy", "report", "reproduce", "run"]
+__all__ = [
+    "about",
+    "app",
+    "check_text",
+    "data",
+    "flower",
+    "main",
+    "privacy",
+    "report",
+    "reproduce",
+    "run",
+    "share",
+    "sweep",
+]
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cwfed import __version__
+
 if TYPE_CHECKING:
     from cwfed.federation.config import Config
 
 app = typer.Typer(
-    help="Personalised federated learning around class-wise federated averaging (cwFedAvg).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 ConfigArgument = Annotated[Path | None, typer.Argument(help="A config file (TOML); none is the digits experiment.")]
@@ -31,7 +31,34 @@ TrackOption = Annotated[
         "--track", help="Follow the run live: tensorboard, or wandb or mlflow where installed. May be repeated."
     ),
 ]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Neither bars nor lines nor notes on stderr, only errors.")
+]
+LogOption = Annotated[
+    Path | None, typer.Option("--log", help="Add every evaluation, note and error to this file, with the time.")
+]
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        "--jobs", "-j", min=0, help="Runs side by side, each in a process; 0: one per core, where that saves time."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"cwfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Personalised federated learning around class-wise federated averaging (cwFedAvg)."""
 
 
 def load_config(path: Path | None, settings: list[str], resumed: Path | None = None) -> Config:

@@ -1,34 +1,25 @@
-"""What people see: progress bars, tables and heat maps in the terminal."""
+"""What people see: tables and heat maps in the terminal."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
 from rich.text import Text
 
-from cwfed.core.errors import Interrupted
-from cwfed.core.terminal import FEW_CLASSES, err, escape, out
+from cwfed.core.terminal import FEW_CLASSES, escape, out
 from cwfed.report.fitting import FittedTable
 
 if TYPE_CHECKING:
-    from cwfed.core.events import Event
     from cwfed.runs.summary import Summary
+
+
+MUCH = 100_000_000
+"""Bytes on disk from which on a run says how to keep less."""
 
 
 def print_table(table: FittedTable) -> None:
@@ -36,69 +27,21 @@ def print_table(table: FittedTable) -> None:
     out.print(table, crop=False)
 
 
-@contextmanager
-def progress(
-    folder: Path, go_on: str, whole: tuple[str, int] | None = None
-) -> Iterator[Callable[[str], Callable[[Event], None]]]:
-    """Progress bars with accuracy and time left, on a terminal; silent elsewhere. Notes are always printed.
+def disk_use(folders: Sequence[Path]) -> str:
+    """What runs keep, and how to keep less."""
+    from cwfed.report.tables import size
+    from cwfed.runs.folder import on_disk
 
-    `whole` is a name and the number of runs: then a bar over all of them stays on top, and of the runs themselves
-    only the last few are shown, so that hundreds fit a screen.
-    """
-    from cwfed.core.events import Note, Round, Started
-
-    is_wide, is_narrow = (
-        err.width >= 120,
-        err.width < 72,
-    )  # names are cut, words and bars left out, so that numbers stay
-    names = Column(max_width=max(12, err.width - (88 if is_wide else 40 if is_narrow else 56)), no_wrap=True)
-    columns = (
-        TextColumn("{task.description}", table_column=names),
-        *([] if is_narrow else [BarColumn(bar_width=20 if is_wide else 8)]),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        *([] if is_narrow else [TimeElapsedColumn()]),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    told: set[str] = set()
-    shown: list[TaskID] = []
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
-        top = bars.add_task(f"[bold]{escape(whole[0])}[/bold], runs", total=whole[1], accuracy="") if whole else None
-
-        def watch(label: str) -> Callable[[Event], None]:
-            task = bars.add_task(escape(label), total=None, accuracy="")
-            if top is not None:
-                bars.update(top, completed=len(shown))
-                if len(shown) >= 3:
-                    bars.update(shown[-3], visible=False)
-            shown.append(task)
-
-            def on_event(event: Event) -> None:
-                if isinstance(event, Started):
-                    bars.update(task, total=event.rounds)
-                    if err.is_terminal and event.engine not in told:
-                        told.add(event.engine)
-                        err.print(f"engine {escape(event.engine)}", style="dim", highlight=False, soft_wrap=True)
-                elif isinstance(event, Round):
-                    bars.update(task, completed=event.round)
-                    if event.received and event.trained:
-                        received, trained = f"{event.received.accuracy:.1%}", f"{event.trained.accuracy:.1%}"
-                        words = f"received {received}, trained {trained}" if is_wide else f"{received} {trained}"
-                        bars.update(task, accuracy=words)
-                elif isinstance(event, Note) and event.message not in told:  # several runs may say the same
-                    told.add(event.message)
-                    err.print(f"note: {escape(event.message)}", highlight=False, soft_wrap=True)
-
-            return on_event
-
-        try:
-            yield watch
-            if top is not None:
-                bars.update(top, completed=len(shown))
-        except KeyboardInterrupt:
-            begun = folder.exists() and any(folder.rglob("config.toml"))
-            raise Interrupted(f"what is done is in {folder}; {go_on}" if begun else "nothing was done yet") from None
+    whole = sum(map(on_disk, folders))
+    parts = {
+        name: sum(on_disk(found) for folder in folders for found in folder.rglob(name) if found.is_dir())
+        for name in ("models", "checkpoints")
+    }
+    words = [f"{name} {size(used)}" for name, used in parts.items() if used]
+    hints = {"models": "run.save_models=none", "checkpoints": "run.keep_checkpoints=0"}
+    less = " and ".join(f"--set {hints[name]}" for name, used in parts.items() if used)
+    large = f"; less with {less} (docs/sharing.md)" if less and whole > MUCH else ""
+    return size(whole) + (f" ({', '.join(words)})" if words else "") + large
 
 
 def print_summary(summary: Summary) -> None:
@@ -189,17 +132,23 @@ def print_bench(result: dict[str, Any]) -> None:
             out.print(f"{line['name']}: extra memory {share:.2f} x the stack of models", highlight=False)
 
 
-def print_heat_map(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> None:
+def print_heat_map(
+    histogram: list[list[int]],
+    classes: tuple[str, ...],
+    name: str,
+    clients: Sequence[str],
+    shifts: Sequence[str] = (),
+) -> None:
     """Numbers on shades of blue; of more classes than a screen has columns, what is most at each client."""
     if len(classes) > FEW_CLASSES:
-        print_table(_largest_classes(histogram, classes, name))
+        print_table(_largest_classes(histogram, classes, name, clients, shifts))
         return
     top = max(map(max, histogram))
     title = f"{name}: samples of each class at each client"
-    table = FittedTable(("client", *classes, "all"), title=title, framed=False)
-    for client, row in enumerate(histogram):
+    table = FittedTable(("client", *classes, "all", *["shift"][: len(shifts)]), title=title, framed=False)
+    for i, (client, row) in enumerate(zip(clients, histogram, strict=True)):
         shades = [Text(str(n), _shade(n / top)) if n else Text("·") for n in row]
-        table.add_row(str(client), *shades, str(sum(row)))
+        table.add_row(escape(client), *shades, str(sum(row)), *shifts[i : i + 1])
     print_table(table)
 
 
@@ -207,20 +156,22 @@ def _shade(share: float) -> str:
     return f"black on rgb({230 - int(200 * share)},{240 - int(150 * share)},255)"
 
 
-def _largest_classes(histogram: list[list[int]], classes: tuple[str, ...], name: str) -> FittedTable:
+def _largest_classes(
+    histogram: list[list[int]], classes: tuple[str, ...], name: str, clients: Sequence[str], shifts: Sequence[str]
+) -> FittedTable:
     """A line a client: how much it holds, of how many classes, and its largest ones."""
     holders = [sum(1 for n in column if n) for column in zip(*histogram, strict=True)]
     table = FittedTable(
-        ("client", "samples", "classes", "largest classes"),
+        ("client", "samples", "classes", "largest classes", *["shift"][: len(shifts)]),
         words=("largest classes",),
         title=f"{name}: what each client holds, of {len(classes)} classes",
         caption=f"A class is held by {min(holders)} to {max(holders)} clients; --json has all numbers, --out draws them.",
     )
-    for client, row in enumerate(histogram):
+    for i, (client, row) in enumerate(zip(clients, histogram, strict=True)):
         held = sorted(((n, k) for k, n in enumerate(row) if n), key=lambda found: (-found[0], found[1]))
         largest = ", ".join(f"{classes[k]} {n}" for n, k in held[:5])
         more = f", {len(held) - 5} more" if len(held) > 5 else ""
-        table.add_row(str(client), str(sum(row)), str(len(held)), largest + more)
+        table.add_row(escape(client), str(sum(row)), str(len(held)), largest + more, *shifts[i : i + 1])
     return table
 
 

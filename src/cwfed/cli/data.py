@@ -32,10 +32,12 @@ def data_list(as_json: JsonOption = False) -> None:
     for row in named:
         table.add_row(*row)
     table.add_row(
-        "hub", "data.path = a hub name or a folder of parquet files", "data.image_column or data.text_column"
+        "hub",
+        "data.path = a hub name or a folder of parquet files",
+        "data.image_column, data.text_column or data.feature_columns",
     )
     table.add_row("imagefolder", "data.path/class/image.png", "images")
-    table.add_row("csv", "data.path, columns text and label", "text")
+    table.add_row("csv", "data.path, columns text and label, or data.feature_columns", "text, or vectors")
     table.add_row("pfllib", "data.path/train/0.npz ...", "PFLlib's layout, its own split")
     table.add_row("arrays", "data.path, as cwfed data export writes it", "anything, one client's with its split")
     table.add_row("module:function", "your code, returns (inputs, labels)", "anything")
@@ -60,21 +62,26 @@ def data_show(
     federation = deal(chosen, data_dir)
     dataset = federation.data
     histogram = federation.histogram()
+    clients = list(federation.names) or [str(client) for client in federation.shards]
+    shifts = list(federation.shifts.values())
     if picture and not picture.suffix:
         raise CwfedError(f"the picture {picture} needs an ending: .png, .svg or .pdf")
     if picture:
-        from cwfed.report import figures
+        from cwfed.report import drawing, heatmaps
 
-        drawn = figures.distribution(histogram, f"{dataset.name}, seed {chosen.split_seed}")
+        rows = [f"{client}, {shift}" for client, shift in zip(clients, shifts, strict=True)] if shifts else clients
+        title = f"{dataset.name}, {chosen.data.how_split()}, seed {chosen.split_seed}"
+        drawn = heatmaps.distribution(histogram, title, dataset.class_names, rows)
         try:
-            figures.save(drawn, picture.with_suffix(""), [picture.suffix[1:]])
+            drawing.save(drawn, picture.with_suffix(""), [picture.suffix[1:]])
         except OSError as error:
             raise CwfedError(f"the picture {picture} cannot be written: {error}") from None
     if as_json:
         sizes = [[len(s.train), len(s.validation), len(s.test)] for s in federation.shards.values()]
-        print(json.dumps({"histogram": histogram.tolist(), "sizes": sizes, "classes": dataset.class_names}))
+        facts = {"histogram": histogram.tolist(), "sizes": sizes, "classes": dataset.class_names}
+        print(json.dumps(facts | {"clients": clients, "shifts": shifts}))
         return
-    print_heat_map(histogram.tolist(), dataset.class_names, dataset.name)
+    print_heat_map(histogram.tolist(), dataset.class_names, dataset.name, clients, shifts)
     samples, settings = chosen.data.samples or len(dataset.labels), chosen.data
     for note in who_holds_nothing(federation, list(federation.shards), samples, settings.room, settings.validation):
         out.print(f"note: {escape(note)}", highlight=False)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, app, load_config
-from cwfed.cli.console import print_summary, progress
+from cwfed.cli.console import print_summary
+from cwfed.cli.progress import progress
 from cwfed.core.errors import CwfedError, Interrupted
 from cwfed.core.terminal import err, escape, out
 
@@ -223,17 +224,6 @@ def flower_join(folder: NodeArgument) -> None:
 
     logs.show()
     _until_ended(Node(folder).keep, "the node was ended")
-
-
-@flower_app.command("gate", hidden=True)
-def flower_gate(folder: ServerArgument) -> None:
-    """The gate alone, which cwfed flower serve starts."""
-    from cwfed.flower.gate import serve
-    from cwfed.flower.service import Server
-
-    server = Server(folder)
-    here, settings = server.folder, server.settings
-    serve(settings.public, settings.control, here, here / "signatures")
 
 
 @flower_app.command("unit")

@@ -28,12 +28,11 @@ def privacy(
 ) -> None:
     """How well the server can rebuild each client's class counts from what it received, round by round."""
     from cwfed.report import audit as auditing
-    from cwfed.report import figures as drawing
-    from cwfed.report import finished as reading
+    from cwfed.report import drawing, finished
 
     wanted = [ending.strip() for ending in formats.split(",")]
     drawing.check_formats(wanted)
-    records, left_out = reading.collect(runs)
+    records, left_out = finished.collect(runs)
     lines, silent = auditing.audit(records)
     for folder in [*left_out, *silent]:
         err.print(f"left out: {escape(str(folder.path))}: {escape(folder.why)}", highlight=False, soft_wrap=True)
@@ -44,7 +43,7 @@ def privacy(
             out_dir.mkdir(parents=True, exist_ok=True)
             (out_dir / "privacy.csv").write_text(auditing.as_csv(lines), encoding="utf-8")
             (out_dir / "privacy.md").write_text(auditing.markdown(auditing.some_rounds(lines)), encoding="utf-8")
-            drawing.save(auditing.picture(lines), out_dir / "privacy", wanted)
+            drawing.save(auditing.picture(records), out_dir / "privacy", wanted)
         except OSError as error:
             raise CwfedError(f"{out_dir} cannot be written: {error.strerror}") from None
     if as_json:

@@ -15,9 +15,12 @@ from cwfed.core.terminal import err, escape, out
 from cwfed.report.fitting import FittedTable
 
 if TYPE_CHECKING:
-    from cwfed.report.finished import Group, LeftOut
+    from cwfed.report.finished import LeftOut
+    from cwfed.report.groups import Group
 
-RunsArgument = Annotated[list[Path], typer.Argument(help="Run folders, or folders with run folders below them.")]
+RunsArgument = Annotated[
+    list[Path], typer.Argument(help="Run folders, archives of runs, or folders with such below them.")
+]
 
 
 @app.command()
@@ -28,7 +31,7 @@ def report(
 ) -> None:
     """One page about finished runs: table, curves, clients, heat maps. It works offline, in one file."""
     from cwfed.report import page
-    from cwfed.report.finished import APART
+    from cwfed.report.groups import APART
 
     groups, left_out = _groups(runs)
     heading = title or (groups[0].title if len(groups) == 1 else f"{len(groups)} experiments")
@@ -51,8 +54,8 @@ def figures(
     formats: Annotated[str, typer.Option(help="png, pdf, svg; separated by commas.")] = "pdf,png",
 ) -> None:
     """Pictures for a paper, and tables as LaTeX, Markdown and CSV, of finished runs."""
-    from cwfed.report import figures as drawing
-    from cwfed.report import tables
+    from cwfed.report import drawing, tables
+    from cwfed.report.figures import everything
 
     wanted = [ending.strip() for ending in formats.split(",")]
     drawing.check_formats(wanted)
@@ -64,7 +67,7 @@ def figures(
             folder.mkdir(parents=True, exist_ok=True)
             for ending, text in (("tex", tables.latex), ("md", tables.markdown), ("csv", tables.csv)):
                 (folder / f"table.{ending}").write_text(text(rows), encoding="utf-8", errors="replace")
-            drawn = drawing.everything(group)
+            drawn = everything(group)
             for name, figure in drawn.items():
                 drawing.save(figure, folder / name, wanted)
         except OSError as error:
@@ -81,7 +84,7 @@ def list_runs(
         typer.Option("--where", "-w", help="Only runs with this setting: section.key=value, or state=finished."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="Sort by folder, accuracy, rounds, seconds, started or a setting.")
+        str, typer.Option(help="Sort by folder, accuracy, rounds, seconds, started, bytes or a setting.")
     ] = "folder",
     differ: Annotated[bool, typer.Option("--differ", help="Also show the settings in which they differ.")] = False,
     as_json: JsonOption = False,
@@ -95,7 +98,7 @@ def list_runs(
         return
     if not found:
         raise CwfedError("no run has these settings: cwfed runs without --where shows all")
-    header = ["folder", "data", "algorithm", "seed", "rounds", "accuracy", "state", "time"]
+    header = ["folder", "data", "algorithm", "seed", "rounds", "accuracy", "state", "time", "on disk"]
     lines = [run.cells() for run in found]
     if differ:
         header.append("differs in")
@@ -110,14 +113,14 @@ def list_runs(
 
 
 def _groups(paths: list[Path]) -> tuple[list[Group], list[LeftOut]]:
-    from cwfed.report import finished as reading
+    from cwfed.report import finished, groups
 
-    records, left_out = reading.collect(paths)
+    records, left_out = finished.collect(paths)
     for folder in left_out:
         err.print(f"left out: {escape(str(folder.path))}: {escape(folder.why)}", highlight=False, soft_wrap=True)
     if not records:
         raise RunError("none of these folders holds a whole finished run: nothing to report")
-    return reading.group(records), left_out
+    return groups.group(records), left_out
 
 
 def _count(groups: list[Group]) -> str:

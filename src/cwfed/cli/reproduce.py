@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cwfed.cli.app import DataDirOption, JsonOption, app
-from cwfed.cli.console import print_table, progress
+from cwfed.cli.app import DataDirOption, JsonOption, LogOption, QuietOption, app
+from cwfed.cli.console import print_table
+from cwfed.cli.progress import progress
 from cwfed.core.errors import ConfigError, CwfedError
 from cwfed.core.terminal import err, escape, out
 from cwfed.report.fitting import FittedTable
@@ -39,11 +40,13 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run and what it costs.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only judge and draw what has been run.")] = False,
     data_dir: DataDirOption = None,
+    quiet: QuietOption = False,
+    log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The paper's tables and figures: run what they need, put our numbers beside the published ones, judge."""
     from cwfed import reproduce as reproducing
-    from cwfed.report.figures import check_formats
+    from cwfed.report.drawing import check_formats
     from cwfed.runs import compare
 
     if names == ["list"]:
@@ -63,7 +66,7 @@ def reproduce(
     outcomes = []
     for item in chosen:
         if not no_run:
-            _carry_out(item, workshop)
+            _carry_out(item, workshop, quiet, log)
         outcome = reproducing.judge(item, workshop)
         outcomes.append(outcome)
         try:
@@ -97,11 +100,11 @@ def _print_list(as_json: bool) -> None:
     )
 
 
-def _carry_out(item: Item, workshop: Workshop) -> None:
+def _carry_out(item: Item, workshop: Workshop, quiet: bool, log: Path | None) -> None:
     jobs = workshop.jobs(item)
     again = f"{workshop.command(item)} resumes it"
-    with progress(workshop.folder, again, whole=(item.name, len(jobs))) as watch:
-        workshop.carry_out(item, lambda job: watch(job.title))
+    with progress(workshop.folder, again, whole=(item.name, len(jobs)), quiet=quiet, log=log) as watch:
+        workshop.carry_out(item, lambda job: watch(job.title), lambda job: watch.done(job.title))
 
 
 def _print_outcome(outcome: Outcome, written: list[Path]) -> None:

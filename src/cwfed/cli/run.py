@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from cwfed.cli.app import ConfigArgument, DataDirOption, JsonOption, SetOption, TrackOption, app, load_config
-from cwfed.cli.console import print_bench, print_summary, print_table, progress
+from cwfed.cli.app import (
+    ConfigArgument,
+    DataDirOption,
+    JobsOption,
+    JsonOption,
+    LogOption,
+    QuietOption,
+    SetOption,
+    TrackOption,
+    app,
+    load_config,
+)
+from cwfed.cli.console import disk_use, print_bench, print_summary, print_table
+from cwfed.cli.progress import progress
 from cwfed.core.errors import CwfedError
 from cwfed.core.terminal import err, escape, out
 
@@ -29,6 +41,8 @@ def run(
     backend: Annotated[
         str, typer.Option(help="simulator, or flower: through Flower's simulation engine on Ray (extra flower).")
     ] = "simulator",
+    quiet: QuietOption = False,
+    log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run one experiment and leave its folder."""
@@ -41,16 +55,17 @@ def run(
     chosen = None
     if not (resume and config is None and not settings):
         chosen = load_config(config, settings, out_dir if resume and config is None else None)
-    for note in session.not_alone(config):
+    for note in [] if quiet else session.not_alone(config):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     folder = out_dir or _free_folder(chosen)
-    with progress(folder, f"resume it: cwfed run --resume --out {folder}") as watch:
+    with progress(folder, f"resume it: cwfed run --resume --out {folder}", quiet=quiet, log=log) as watch:
         summary = api.run(
             chosen,
             folder,
             resume=resume,
             data_dir=data_dir,
             on_event=watch("run"),
+            progress=False,
             track=track or (),
             backend=backend,
         )
@@ -61,6 +76,7 @@ def run(
     names = ("summary.json", "config.toml", "events.jsonl", "models")
     there = ", ".join(name for name in names if (folder / name).exists())  # models may be too large to save
     out.print(f"\nEverything is in [bold]{escape(str(folder))}[/bold]: {there}")
+    out.print(f"On disk: {disk_use([folder])}", highlight=False)
 
 
 @app.command()
@@ -76,12 +92,14 @@ def compare(
     ),
     data_dir: DataDirOption = None,
     track: TrackOption = None,
+    jobs: JobsOption = 1,
+    quiet: QuietOption = False,
+    log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run several algorithms and seeds; one table, one page. Finished runs are reused, broken-off ones go on."""
-    rows = _compare(load_config(config, set_ or []), algorithms, seeds, out_dir, data_dir, as_json, track or ())
-    if as_json:
-        print(json.dumps(rows))
+    show = Show(quiet, log, as_json)
+    _compare(load_config(config, set_ or []), algorithms, seeds, out_dir, show, data_dir, track or (), jobs)
 
 
 @app.command()
@@ -97,7 +115,7 @@ def demo(
         "Read both phases: as received, class-wise averaging is far ahead; after one local epoch FedAvg catches up.\n"
     )
     settings = ["train.rounds=40", "train.lr=0.05"]
-    _compare(configs.load(None, settings), "fedavg,cwfedavg", "0", out_dir, None, False)
+    _compare(configs.load(None, settings), "fedavg,cwfedavg", "0", out_dir, Show())
 
 
 @app.command()
@@ -136,42 +154,62 @@ def _free_folder(config: Config | None) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
+class Show(NamedTuple):
+    """What a command lets people see."""
+
+    quiet: bool = False
+    log: Path | None = None
+    as_json: bool = False
+
+
 def _compare(
     config: Config,
     names: str,
     seeds: str,
     folder: Path,
-    data_dir: str | None,
-    quiet: bool,
+    show: Show,
+    data_dir: str | None = None,
     track: Sequence[str] = (),
-) -> list[dict[str, Any]]:
-    from cwfed.report import figures, page, tables
-    from cwfed.report.finished import Group, Method, describe, read_run
+    jobs: int = 1,
+) -> None:
+    from cwfed.report import drawing, figures, page, tables
+    from cwfed.report.finished import read_run
+    from cwfed.report.groups import Group, Method, describe
     from cwfed.runs import compare as comparing
+    from cwfed.runs.series import Planned, Series
 
+    config = comparing.without_models(config)
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
-    with progress(folder, "the same command resumes it") as watch:
-        rows = comparing.compare(
-            config,
-            entries,
-            numbers,
-            folder,
+
+    def title_of(planned: Planned) -> str:
+        return planned.label if len(numbers) == 1 else f"{planned.label}, seed {planned.seed}"
+
+    with (
+        progress(folder, "the same command resumes it", quiet=show.quiet, log=show.log) as watch,
+        Series(
+            jobs,
             data_dir=data_dir,
-            on_run=lambda label, seed: watch(label if len(numbers) == 1 else f"{label}, seed {seed}"),
             track=track,
-        )
+            on_run=lambda planned: watch(title_of(planned)),
+            on_done=lambda done: watch.done(title_of(done.planned)),
+        ) as series,
+    ):
+        rows = comparing.compare(config, entries, numbers, folder, series)
     methods = [Method(row["label"], [read_run(run, row["label"]) for run in row["runs"]]) for row in rows]
+    folders = [Path(run) for row in rows for run in row["runs"]]
     rows = [row | method.row for row, method in zip(rows, methods, strict=True)]
     title = describe(methods[0].first)  # what was run, not what the config says: data may come split
     group = Group(title, methods)
     (folder / "comparison.json").write_text(json.dumps(rows, indent=1))
     (folder / "comparison.md").write_text(tables.markdown(rows))
     page.write(folder / "report.html", title, [group])
-    figures.save(figures.overview(group), folder / "overview")
-    if not quiet:
-        print_table(tables.terminal(rows, title))
-        where = escape(str(folder))
-        out.print(
-            f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"
-        )
-    return rows
+    drawing.save(figures.overview(group), folder / "overview")
+    if show.as_json:
+        print(json.dumps(rows))
+        return
+    print_table(tables.terminal(rows, title))
+    where = escape(str(folder))
+    out.print(
+        f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"
+    )
+    out.print(f"On disk: {disk_use(folders)}", highlight=False)

@@ -55,8 +55,26 @@ class RunError(CwfedError):
     """A run cannot start, go on or be read: folder in use, foreign checkpoint, diverged training."""
 
 
+class WorkerLost(RunError):
+    """A worker process has ended by itself; what was done before it is whole, and the run can be resumed."""
+
+
+class GivenUp(RunError):
+    """A run would never learn anything: every update was refused, round after round, mostly because the training diverged."""
+
+
 class Interrupted(CwfedError):
     """Ctrl-C, with a word on how to go on."""
+
+
+class StopRun(Exception):
+    """Raised by a listener (`on_event`): the run stops after this round, cleanly; with a folder it can be resumed.
+
+    It is no error: `cwfed.run` gives the result of the rounds that are done, whose `stopped` has the reason.
+    """
+
+    def __init__(self, reason: object = "a listener stopped the run") -> None:
+        super().__init__(plain(str(reason)))
 
 
 class RenamedSetting(FutureWarning):

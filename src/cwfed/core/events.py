@@ -98,6 +98,8 @@ class Started:
     """The metric that rounds are picked by."""
     lower_is_better: list[str] = field(default_factory=lambda: ["loss"])
     """The metrics of which less is better."""
+    names: list[str] = field(default_factory=list)
+    """What the evaluated clients are called, where the data or the split say so."""
 
     def worth(self, value: float | None) -> float:
         """What a round is picked by: more is better."""
@@ -236,8 +238,9 @@ Event = Started | Round | Newcomers | Note
 def to_json(event: Event) -> str:
     """One line."""
     fields = dataclasses.asdict(event)
-    if not fields.get("at", "-"):  # a simulation is the same whenever it is made
-        del fields["at"]
+    for key in ("at", "names"):  # a simulation is the same whenever it is made; few data have clients with names
+        if not fields.get(key, "-"):
+            del fields[key]
     return json.dumps({"event": event.kind, **fields}, allow_nan=False)
 
 

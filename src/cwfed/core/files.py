@@ -130,10 +130,15 @@ def seal_text(text: str) -> str:
     return f"{_LINE}{sha256(text.encode())}\n{text}"
 
 
+def has_seal(text: str) -> bool:
+    """Whether a text says its checksum."""
+    return text.startswith(_LINE)
+
+
 def is_whole_text(text: str) -> bool:
     """Whether a text is what was sealed."""
     line, _, below = text.partition("\n")
-    return not line.startswith(_LINE) or line.removeprefix(_LINE) == sha256(below.encode())
+    return not has_seal(line) or line.removeprefix(_LINE) == sha256(below.encode())
 
 
 def sha256(content: bytes) -> str:

@@ -1,4 +1,7 @@
-"""The user's own code by name: "module:function", found in the working directory or the installed packages."""
+"""The user's own code by name: "module:function", found in the working directory or the installed packages.
+
+Objects that are given in Python have such a name too, in this process: `give` remembers them by it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,30 @@ _seen: dict[Path, tuple[ModuleSpec | None, str]] = {}
 """The hash of each source file when its module was imported: what runs in this process, whatever the file says since."""
 
 
+_given: dict[str, Any] = {}
+"""What was given in this process, by its name; of two with the same name, such as a class that is defined anew, the last one."""
+
+
+GIVEN = "given"
+"""The module, as names have it, of objects that are no function or class and could not be imported from anywhere."""
+
+
+def give(thing: Any, called: str = "") -> str:
+    """Remember an object; the name by which a config finds it: that of a function or class, or as it is called."""
+    name = f"{GIVEN}:{called}" if called else f"{thing.__module__}:{thing.__qualname__}"
+    _given[name] = thing
+    return name
+
+
 def load_object(name: str, what: str) -> Any:
     """The object called "module:attribute"; `what` names its role in the error."""
+    if name in _given:
+        return _given[name]
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise ConfigError(f'{what} {name!r} must look like "module:name"')
+    if module_name == GIVEN or "<locals>" in attribute:
+        raise ConfigError(f"{what} {name!r} was given in Python: give it again, as cwfed.run({what}=...)")
     _look_here()
     try:
         module = importlib.import_module(module_name)

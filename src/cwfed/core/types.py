@@ -144,7 +144,7 @@ class Pass:
     """A pass of a client over its training data: which tensors it moves, for how long, on how much of the data."""
 
     trained: tuple[str, ...] | None = None
-    """The tensors that move; all others are fixed. None: all that can be trained."""
+    """The tensors that move, as far as they can be trained: what a model froze stays so. None: all that can be trained."""
     epochs: int | None = None
     """None: `train.epochs`."""
     steps: int | None = None
@@ -171,9 +171,11 @@ class Pass:
     fixed: tuple[str, ...] = ()
     """Tensors that do not move, although they are among `trained`."""
 
-    def moving(self, trainable: Iterable[str]) -> tuple[str, ...]:
-        """The tensors that move, where these can be trained."""
-        named = trainable if self.trained is None else self.trained
+    def moving(self, trainable: Iterable[str], beside: Iterable[str] = ()) -> tuple[str, ...]:
+        """The tensors that move, where these can be trained, and those that an algorithm put `beside` the network if it names them."""
+        names = tuple(trainable)
+        can = {*names, *beside}
+        named = names if self.trained is None else (name for name in self.trained if name in can)
         return tuple(name for name in named if name not in self.fixed)
 
 

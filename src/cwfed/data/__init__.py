@@ -4,6 +4,7 @@ from cwfed.data.clients import Federation, Samples, Shard, export, fixed_shard, 
 from cwfed.data.dataset import Dataset
 from cwfed.data.holdings import classes_held_by_nobody, who_holds_nothing
 from cwfed.data.partition import PartitionSpec
+from cwfed.data.shift import shifted
 from cwfed.data.sources import NAMES, SourceSpec, load
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "load",
     "of_client",
     "share_out",
+    "shifted",
     "who_holds_nothing",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from torch import Tensor
 from cwfed.core.errors import ConfigError, DataError
 from cwfed.core.rng import stream
 from cwfed.core.shape import InputShape
+from cwfed.data import split_file
 from cwfed.data.dataset import Dataset, write
-from cwfed.data.partition import Indices, PartitionSpec, partition, split
+from cwfed.data.partition import Indices, PartitionSpec, natural, partition, split
 
 GATHERED = 4_000_000
 """At most so many numbers of inputs are gathered ahead."""
@@ -72,10 +73,23 @@ def to_network(inputs: Tensor) -> Tensor:
 class Federation:
     """Every client's share of a data set."""
 
-    def __init__(self, data: Dataset, shards: Sequence[Shard] | Mapping[int, Shard]) -> None:
+    def __init__(
+        self,
+        data: Dataset,
+        shards: Sequence[Shard] | Mapping[int, Shard],
+        names: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        shifts: Mapping[int, str] | None = None,
+    ) -> None:
         self.data = data
         self.shards = dict(shards if isinstance(shards, Mapping) else enumerate(shards))
         """By client; a node of a real federation has only its own."""
+        self.names = tuple(names)
+        """What the clients are called, where the data or the split say so."""
+        self.notes = tuple(notes)
+        """What a reader should know of who holds what."""
+        self.shifts = dict(shifts or {})
+        """By client, how its images are shifted."""
         self._counts: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
@@ -101,7 +115,7 @@ class Federation:
                     "which must be at least two and leave some; use fewer clients or more samples"
                 )
             shards[client] = replace(shard, train=np.sort(order[count:]), holdout=np.sort(order[:count]))
-        return Federation(self.data, shards)
+        return Federation(self.data, shards, self.names, self.notes, self.shifts)
 
     def class_counts(self, client: int) -> NDArray[np.int64]:
         """n_ij: the training samples of a client by class; not to be written to."""
@@ -118,12 +132,22 @@ class Federation:
 
     def digest(self) -> str:
         """A hash of who holds what, for the manifest."""
-        sha = hashlib.sha256()
-        for shard in self.shards.values():
-            for part in (shard.train, shard.validation, shard.test, shard.holdout):
-                sha.update(len(part).to_bytes(8, "little"))
-                sha.update(part.astype("<i8").tobytes())
-        return sha.hexdigest()
+        return _hash(part for s in self.shards.values() for part in (s.train, s.validation, s.test, s.holdout))
+
+    def dealt(self) -> str:
+        """The same for all methods on one split: what a method holds out of the training data counts as training data."""
+        shards = self.shards.values()
+        return _hash(
+            part for s in shards for part in (np.sort(np.concatenate([s.train, s.holdout])), s.validation, s.test)
+        )
+
+
+def _hash(parts: Iterable[Indices]) -> str:
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(len(part).to_bytes(8, "little"))
+        sha.update(part.astype("<i8").tobytes())
+    return sha.hexdigest()
 
 
 def fixed_shard(client: int, parts: Sequence[Indices], seed: int, validation: float) -> Shard:
@@ -160,21 +184,58 @@ def export(federation: Federation, folder: Path) -> list[Path]:
 
 def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, samples: int = 0) -> Federation:
     """Deal a data set out to clients, or take the split it came with."""
-    if data.fixed_split is not None:
+    if data.fixed_split is not None or spec.kind == "file":
         if samples:
             raise ConfigError(
                 f"data.samples = {samples} cannot be taken from {data.name}, which comes with its own split"
             )
-        parts = enumerate(data.fixed_split)
-        return Federation(data, [fixed_shard(client, own, seed, validation) for client, own in parts])
-    labels, pick = data.labels, None
+        if data.fixed_split is not None:
+            return _as_it_comes(data, data.fixed_split, data.owner_names, seed, validation)
+        return _from_file(data, spec, seed, validation)
+    pick = np.arange(len(data.labels))
     if samples:
-        if samples > len(labels):
-            raise ConfigError(f"data.samples = {samples}, but {data.name} has only {len(labels)}")
+        if samples > len(pick):
+            raise ConfigError(f"data.samples = {samples}, but {data.name} has only {len(pick)}")
         # A fixed subset: the same one for every seed, so that seeds differ in the split alone.
-        pick = np.sort(stream(0, "subset").choice(len(labels), samples, replace=False))
-        labels = labels[pick]
-    shares = partition(labels, spec, seed, data.classes)
-    if pick is not None:
-        shares = [pick[share] for share in shares]
-    return Federation(data, [Shard(*split(s, seed, i, validation)) for i, s in enumerate(shares)])
+        pick = np.sort(stream(0, "subset").choice(len(pick), samples, replace=False))
+    if spec.kind == "column":
+        return _by_column(data, spec, seed, validation, pick)
+    shares = partition(data.labels[pick], spec, seed, data.classes)
+    return Federation(data, [Shard(*split(pick[s], seed, i, validation)) for i, s in enumerate(shares)])
+
+
+def _as_it_comes(
+    data: Dataset, parts: Sequence[Sequence[Indices]], names: Sequence[str], seed: int, validation: float
+) -> Federation:
+    split = [[np.asarray(part, dtype=np.int64) for part in own] for own in parts]
+    shards = [fixed_shard(client, own, seed, validation) for client, own in enumerate(split)]
+    return Federation(data, shards, names)
+
+
+def _from_file(data: Dataset, spec: PartitionSpec, seed: int, validation: float) -> Federation:
+    """The split that a file says."""
+    if not spec.file:
+        raise ConfigError('data.partition = "file" needs data.split_file')
+    found = split_file.read(Path(spec.file), len(data.labels))
+    if found.parts:
+        return _as_it_comes(data, found.parts, found.names, seed, validation)
+    shards = [Shard(*split(share, seed, i, validation)) for i, share in enumerate(found.shares)]
+    return Federation(data, shards, found.names)
+
+
+def _by_column(data: Dataset, spec: PartitionSpec, seed: int, validation: float, pick: Indices) -> Federation:
+    """Natural clients: whoever a column names."""
+    if data.owners is None:
+        raise ConfigError(
+            f'data.partition = "column" needs clients in the data, and {data.name} has none: name their column as '
+            "data.client_column (hub, csv), or give them in Python as Dataset.from_arrays(clients=...)"
+        )
+    owners = data.owners[pick]
+    chosen = natural(owners, spec, seed)
+    there = len(np.unique(owners))
+    left = (
+        f"{len(chosen)} of the {there} clients in the column {spec.column!r} take part" if len(chosen) < there else ""
+    )
+    notes = [f"{left} (data.clients = {spec.clients}, data.least_samples = {spec.least_samples})"] if left else []
+    shards = [Shard(*split(pick[owners == owner], seed, i, validation)) for i, owner in enumerate(chosen)]
+    return Federation(data, shards, [data.owner_names[owner] for owner in chosen], notes)

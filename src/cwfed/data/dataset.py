@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cwfed.core import files
 from cwfed.core.errors import MOST_NAME, DataError, plain
@@ -21,6 +21,9 @@ from cwfed.core.errors import MOST_NAME, DataError, plain
 CACHE_VERSION = 1
 """Part of every cache key: raise it when decoding changes."""
 
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset as TorchDataset
 
 PARTS = ("train", "validation", "test")
 """What parts.npy of a written data set says of each sample, where it comes split: 0, 1 or 2."""
@@ -40,6 +43,10 @@ class Dataset:
     """(train, test) or (train, validation, test) indices of each client, for data that come split."""
     digest: str = ""
     """A hash of inputs and labels."""
+    owners: NDArray[np.int64] | None = None
+    """For data with natural clients: the number of each sample's client."""
+    owner_names: tuple[str, ...] = ()
+    """And what they are called."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", plain(self.name, MOST_NAME))
@@ -54,6 +61,236 @@ class Dataset:
     def classes(self) -> int:
         """Number of classes."""
         return len(self.class_names)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        inputs: ArrayLike,
+        labels: ArrayLike,
+        *,
+        name: str = "arrays",
+        class_names: Sequence[str] | None = None,
+        clients: ArrayLike | None = None,
+    ) -> Dataset:
+        """A data set from arrays, without a file.
+
+        Arguments:
+            inputs: images N x H x W x C or N x H x W (bytes are pixels, floats as they are), or vectors N x F. A torch tensor of
+                four dimensions is read as torch's N x C x H x W.
+            labels: one for each sample, numbers or texts.
+            name: what messages and tables call it.
+            class_names: the names of the classes 0 .. K-1 where the labels are these numbers. Default: the labels, sorted.
+            clients: whose each sample is, for `data.partition = "column"`. Default: nobody's.
+
+        Returns:
+            The data set, for `cwfed.run(data=...)`.
+
+        Errors:
+            CwfedError, one sentence: lengths that differ, one-hot labels, N x C x H x W in numpy, values that are not finite.
+
+        Example:
+            >>> import numpy as np
+            >>> Dataset.from_arrays(np.zeros((4, 8, 8)), ["cat", "dog", "cat", "dog"]).class_names
+            ('cat', 'dog')
+        """
+        return cls._made(name, _inputs(name, inputs), labels, class_names, clients)
+
+    @classmethod
+    def _made(cls, name: str, inputs: NDArray[Any], labels: Any, class_names: Any, clients: Any) -> Dataset:
+        numbers, names = _classes(name, labels, class_names)
+        made = cls(name, inputs, numbers, names)
+        return made if clients is None else made.owned_by(clients)
+
+    @classmethod
+    def from_torch(
+        cls,
+        data: TorchDataset[Any],
+        *,
+        name: str = "",
+        class_names: Sequence[str] | None = None,
+        clients: ArrayLike | None = None,
+    ) -> Dataset:
+        """A data set from one of torch: all samples are read once, into memory.
+
+        Arguments:
+            data: a torch.utils.data.Dataset with a length, whose samples are (input, label): an image C x H x W or H x W, a vector,
+                or a picture of PIL; the label a number.
+            name: default: that of its class.
+            class_names: default: its attribute `classes` where it has one, as torchvision's do, else the labels.
+            clients: as for `from_arrays`.
+
+        Returns:
+            The data set, for `cwfed.run(data=...)`.
+
+        Errors:
+            CwfedError, one sentence: no length, samples that are no pair, or of different shapes.
+
+        Example:
+            >>> import torch
+            >>> pairs = torch.utils.data.TensorDataset(torch.zeros(6, 3, 8, 8), torch.arange(6) % 2)
+            >>> Dataset.from_torch(pairs).inputs.shape
+            (6, 8, 8, 3)
+        """
+        name = name or type(data).__name__
+        try:
+            samples = [_sample(data[i]) for i in range(len(data))]  # type: ignore[arg-type]
+            inputs = _floats(np.stack([given for given, _ in samples]))
+        except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+            raise DataError(
+                f"the torch data set {name!r} must have a length and samples (input, label) of one shape: {error}"
+            ) from None
+        labels = [label for _, label in samples]
+        if class_names is None and all(isinstance(label, int) for label in labels):
+            known = getattr(data, "classes", None)
+            class_names = (
+                known if isinstance(known, list | tuple) and all(isinstance(k, str) for k in known) else None
+            )
+        return cls._made(name, inputs, labels, class_names, clients)
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Mapping[Any, Any] | Sequence[Any],
+        *,
+        name: str = "arrays",
+        class_names: Sequence[str] | None = None,
+    ) -> Dataset:
+        """A data set that comes split: each client brings its own training and test samples.
+
+        Arguments:
+            clients: for each client its parts, (train, test) or (train, validation, test), each a pair (inputs, labels) as for
+                `from_arrays`; a list, or a dict by the clients' names.
+            name: what messages and tables call it.
+            class_names: as for `from_arrays`.
+
+        Returns:
+            The data set; the settings of the partition do not apply to it.
+
+        Errors:
+            CwfedError, one sentence: a part that is no pair, a client without training samples, shapes that differ.
+
+        Example:
+            >>> import numpy as np
+            >>> one = (np.zeros((6, 2)), [0, 1, 0, 1, 0, 1]), (np.zeros((2, 2)), [0, 1])
+            >>> len(Dataset.from_clients({"anna": one, "ben": one}).fixed_split)
+            2
+        """
+        items = list(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
+        inputs, labels, split, at = [], [], [], 0
+        for client, parts in items:
+            own = []
+            try:
+                pairs = [(_inputs(name, x), np.asarray(y)) for x, y in parts]
+                fits = len(pairs) in (2, 3) and all(len(x) == len(y) for x, y in pairs)
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                raise DataError(
+                    f"data set {name!r}: client {client!r} must have (train, test) or (train, validation, test), each a pair "
+                    "(inputs, labels) of the same length"
+                )
+            for x, y in pairs:
+                inputs.append(x)
+                labels.append(y)
+                own.append(np.arange(at, at := at + len(y)))
+            split.append(tuple(own))
+        if len({x.shape[1:] for x in inputs}) != 1:
+            raise DataError(
+                f"data set {name!r}: the clients' samples have {len({x.shape[1:] for x in inputs})} different shapes"
+            )
+        numbers, names = _classes(name, np.concatenate(labels), class_names)
+        return cls(
+            name,
+            np.concatenate(inputs),
+            numbers,
+            names,
+            fixed_split=tuple(split),
+            owner_names=tuple(str(client) for client, _ in items),
+        )
+
+    def owned_by(self, clients: ArrayLike) -> Dataset:
+        """The same data with natural clients: for each sample whose it is, numbers or texts."""
+        values = _column(clients)
+        if not all(isinstance(value, str) for value in values) and not all(
+            isinstance(value, int) for value in values
+        ):
+            raise DataError(
+                f"data set {self.name!r}: clients are named by texts or by whole numbers, one for each sample"
+            )
+        owners, names = number_labels(values)
+        return replace(self, owners=owners, owner_names=names)
+
+
+def _inputs(name: str, given: Any) -> NDArray[Any]:
+    """Arrays of any kind as N x H x W x C or N x F."""
+    is_torch = hasattr(given, "detach")
+    array = _floats(np.asarray(given.detach().cpu() if is_torch else given))
+    if array.ndim == 3:
+        return array[..., None]
+    if array.ndim == 4 and is_torch:
+        return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+    if array.ndim == 4 and array.shape[1] in CHANNELS and array.shape[3] not in CHANNELS:
+        raise DataError(
+            f"data set {name!r}: inputs of shape {array.shape} look like N x C x H x W: give N x H x W x C, as "
+            "inputs.transpose(0, 2, 3, 1), or a torch tensor, which is read as N x C x H x W"
+        )
+    return array
+
+
+def _floats(array: NDArray[Any]) -> NDArray[Any]:
+    """Floats of any length as float32; whole numbers as they are."""
+    return array.astype(np.float32, copy=False) if np.issubdtype(array.dtype, np.floating) else array
+
+
+CHANNELS = (1, 3, 4)
+"""Of grey, colour and transparent images."""
+
+
+def _sample(pair: Any) -> tuple[NDArray[Any], Any]:
+    """A sample of a torch data set: an image as H x W x C."""
+    given, label = pair
+    is_tensor = hasattr(given, "detach")
+    array = np.asarray(given.detach().cpu() if is_tensor else given)
+    if array.ndim == 3 and is_tensor:
+        array = array.transpose(1, 2, 0)
+    elif array.ndim == 2:
+        array = array[..., None]
+    return array, label.item() if hasattr(label, "item") else label
+
+
+def _column(values: Any) -> list[Any]:
+    """One value for each sample, as Python's own."""
+    found: list[Any] = np.asarray(values.cpu() if hasattr(values, "cpu") else values).tolist()
+    return found
+
+
+def _classes(name: str, given: Any, names: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels as 0 .. K-1 with the names of the classes; what looks like something else is named."""
+    array = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+    if array.ndim == 2 and array.shape[1] > 1:
+        hot = np.issubdtype(array.dtype, np.number) and bool(
+            ((array == 1).sum(1) == 1).all() and ((array != 0).sum(1) == 1).all()
+        )
+        raise DataError(
+            f"data set {name!r}: labels must be one number or text for each sample, and these have the shape {array.shape}: "
+            + ("they are one-hot, give labels.argmax(1)" if hot else "give one column of them")
+        )
+    if names is None:
+        return number_labels(array.reshape(-1).tolist())
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"data set {name!r}: with class_names, the labels are their numbers, and not {array.dtype}")
+    return array.reshape(-1).astype(np.int64), tuple(map(str, names))
+
+
+def number_labels(raw: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Any labels as 0 .. K-1 in their sorted order, with their names."""
+    values = list(raw)
+    try:
+        names = sorted(set(values))
+    except TypeError:
+        raise DataError("the labels must be all numbers or all text") from None
+    number = {value: i for i, value in enumerate(names)}
+    return np.array([number[v] for v in values], dtype=np.int64), tuple(map(str, names))
 
 
 def _problem(data: Dataset) -> str:
@@ -70,13 +307,36 @@ def _problem(data: Dataset) -> str:
         return "a classifier needs at least two classes"
     if inputs.dtype != np.uint8 and not np.issubdtype(inputs.dtype, np.floating):
         if not (np.issubdtype(inputs.dtype, np.integer) and inputs.ndim == 2 and data.words):
-            return f"inputs of type {inputs.dtype} and shape {inputs.shape[1:]} are neither images, vectors nor text"
+            what = f"inputs of type {inputs.dtype} and shape {inputs.shape[1:]} are neither images, vectors nor text"
+            return f"{what}: pixels are bytes (uint8), other numbers floats"
         if inputs.size and (inputs.min() < 0 or inputs.max() >= len(data.words)):
             return f"tokens run from {inputs.min()} to {inputs.max()}, outside the {len(data.words)} words"
     elif inputs.ndim not in (2, 4):
         return f"a sample must be a vector or an image (height, width, channels), not {inputs.shape[1:]}"
     if np.issubdtype(inputs.dtype, np.floating) and not np.isfinite(inputs).all():
         return "some inputs are not finite numbers"
+    if data.owners is not None and (
+        data.owners.shape != labels.shape or data.owners.min() < 0 or data.owners.max() >= len(data.owner_names)
+    ):
+        return f"{len(labels)} samples, and whose they are is not said for each"
+    return _split_problem(data.fixed_split, len(labels)) if data.fixed_split is not None else ""
+
+
+def _split_problem(split: Sequence[Sequence[NDArray[np.int64]]], samples: int) -> str:
+    """What is wrong with a split that data bring: a sample may be at several clients, but only once at each."""
+    if not split:
+        return "its split has no clients"
+    for client, parts in enumerate(split):
+        arrays = [np.asarray(part) for part in parts]
+        if len(arrays) not in (2, 3) or any(a.ndim != 1 or not np.issubdtype(a.dtype, np.integer) for a in arrays):
+            return f"client {client} of its split must have (train, test) or (train, validation, test) sample numbers"
+        held = np.concatenate(arrays)
+        if not len(arrays[0]):
+            return f"client {client} of its split has no training samples"
+        if held.min() < 0 or held.max() >= samples:
+            return f"client {client} of its split has a sample outside 0 to {samples - 1}"
+        if len(np.unique(held)) < len(held):
+            return f"client {client} of its split has a sample twice"
     return ""
 
 
@@ -136,7 +396,20 @@ def read(name: str, folder: Path) -> Dataset:
             if parts.shape != labels.shape:
                 raise ValueError("parts.npy must say 0, 1 or 2 for each sample")
             split = (tuple(np.flatnonzero(parts == part) for part in range(len(PARTS))),)
-        return Dataset(name, inputs, labels, tuple(meta["classes"]), tuple(meta["words"]), split, meta["digest"])
+        owners = np.array(_array(folder / "owners.npy")) if "owners" in meta else None
+        if owners is not None and meta["owners_digest"] != _digest(owners):
+            raise ValueError("whose its samples are does not match its checksum")
+        return Dataset(
+            name,
+            inputs,
+            labels,
+            tuple(meta["classes"]),
+            tuple(meta["words"]),
+            split,
+            meta["digest"],
+            owners,
+            tuple(meta.get("owners", ())),
+        )
     except Exception as error:  # numpy parses headers as Python: a damaged one raises anything
         raise DataError(f"{folder} holds no data set of cwfed, or a damaged one ({error})") from None
 
@@ -162,6 +435,9 @@ def write(data: Dataset, folder: Path) -> None:
                 parts[indices] = number
             np.save(scratch / "parts.npy", parts)
         meta = {"digest": data.digest, "classes": data.class_names, "words": data.words}
+        if data.owners is not None:
+            np.save(scratch / "owners.npy", data.owners)
+            meta |= {"owners": data.owner_names, "owners_digest": _digest(data.owners)}
         (scratch / "meta.json").write_text(json.dumps(files.seal_table(meta)))
         shutil.rmtree(folder, ignore_errors=True)
         try:

@@ -43,7 +43,7 @@ def who_holds_nothing(
     only = [name for name, held, n in zip(names, histogram.sum(0), trained, strict=True) if held and not n]
     untested = [client for client, shard in shards.items() if not len(shard.test)]
     unpicked = [client for client, shard in shards.items() if validation and not len(shard.validation)]
-    found = classes_held_by_nobody(histogram, names, samples, room)
+    found = [*federation.notes, *classes_held_by_nobody(histogram, names, samples, room)]
     if only:
         found.append(f"nobody who takes part has training samples of {_named('class', only)}")
     if untested:

@@ -1,4 +1,7 @@
-"""Who holds which samples: a pure function of (labels, spec, seed). Same seed, same split, everywhere."""
+"""Who holds which samples: a pure function of (labels or a column, spec, seed). Same seed, same split, everywhere.
+
+M clients, K classes, N samples; n_i of them at client i, N_k of them of class k.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ Indices = NDArray[np.int64]
 
 MAX_DRAWS = 20_000
 """Dirichlet draws before giving up: a spec that cannot be drawn must end in an error, not in a loop."""
+MAX_FITS = 1000
+"""Steps of proportional fitting; it has converged long before, unless sizes and mixes all but contradict each other."""
+SMALLEST = 1e-9
+"""A class that a client's mix all but lacks: with none at 0, there is always a table with the wanted sums."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class PartitionSpec:
     """How the samples are dealt out to clients."""
 
     kind: str
-    """One of `PARTITIONS`, or "module:function" for the user's own: function(labels, clients, classes, rng)."""
+    """One of `NAMES`, or "module:function" for the user's own: function(labels, clients, classes, rng)."""
     clients: int
     classes_per_client: int = 2
     alpha: float = 0.1
@@ -35,19 +42,39 @@ class PartitionSpec:
     """Pathological: classes dealt in random order, so that neighbours need not share them."""
     batch_size: int = 10
     """A client should be able to fill a batch: this sets the least number of samples."""
+    shards_per_client: int = 2
+    """Shards: how many each client is dealt."""
+    quantity_alpha: float = 0.5
+    """Quantity: of the Dirichlet distribution of the clients' sizes."""
+    least_samples: int = 0
+    """The fewest samples that a client may hold; 0 is what a batch needs."""
+    column: str = ""
+    """Column: its name, for messages."""
+    file: str = ""
+    """File: its path."""
 
     def least(self, samples: int) -> float:
-        """The fewest samples a client may hold: min(batch / 0.25, N / M / 2)."""
-        return min(self.batch_size / 0.25, samples / self.clients / 2)
+        """The fewest samples a client may hold: min(batch / 0.25, N / M / 2), or what was asked for."""
+        return self.least_samples or min(self.batch_size / 0.25, samples / self.clients / 2)
 
 
 def partition(labels: Labels, spec: PartitionSpec, seed: int, classes: int) -> list[Indices]:
     """The sample indices of each client; no sample is held twice."""
     if spec.clients > len(labels):
         raise ConfigError(f"data.clients = {spec.clients}, but there are only {len(labels)} samples to share")
+    if spec.clients * spec.least_samples > len(labels):
+        raise ConfigError(
+            f"data.least_samples = {spec.least_samples} for each of {spec.clients} clients are more than the "
+            f"{len(labels)} samples there are: use fewer clients or a smaller one"
+        )
     rng = stream(seed, "partition")
     deal = _own if ":" in spec.kind else PARTITIONS[spec.kind]
-    return [np.sort(share) for share in deal(labels, spec, rng, classes)]
+    shares = [np.sort(share) for share in deal(labels, spec, rng, classes)]
+    if empty := [i for i, share in enumerate(shares) if len(share) == 0]:
+        raise DataError(
+            f"the {spec.kind} partition leaves client {empty[0]} without a sample: use fewer clients or more samples"
+        )
+    return shares
 
 
 def _own(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
@@ -102,12 +129,7 @@ def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator,
             cuts = np.cumsum(sizes)
         for i, part in zip(takers, np.split(members, cuts), strict=True):
             held[i].append(part)
-    shares = [np.concatenate(parts) for parts in held]
-    if empty := [i for i, share in enumerate(shares) if len(share) == 0]:
-        raise DataError(
-            f"the pathological partition leaves client {empty[0]} without a sample: use fewer clients or more samples"
-        )
-    return shares
+    return [np.concatenate(parts) for parts in held]
 
 
 def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
@@ -136,8 +158,118 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
     )
 
 
-PARTITIONS = {"pathological": _pathological, "dirichlet": _dirichlet, "iid": _iid}
-"""By the name that a config gives them; a new one is a function here."""
+def _quantity(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
+    """The classes of all at everybody, in unequal amounts."""
+    order = rng.permutation(len(labels))
+    return np.split(order, np.cumsum(_unequal_sizes(len(labels), spec, rng))[:-1])
+
+
+def _unequal_sizes(samples: int, spec: PartitionSpec, rng: np.random.Generator) -> NDArray[np.int64]:
+    """n_i = m + (N - M m) q_i with q ~ Dir(quantity_alpha): everybody has the least, m, and a random share of the rest."""
+    least = max(1, int(spec.least(samples)))
+    shares = rng.dirichlet(np.full(spec.clients, spec.quantity_alpha))
+    return least + _whole(shares, samples - spec.clients * least)
+
+
+def _whole(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Whole numbers that add up to `total`, each less than one away from its share of it."""
+    ends = np.floor(np.cumsum(shares)[:-1] / shares.sum() * total).astype(np.int64)
+    sizes: NDArray[np.int64] = np.diff(ends, prepend=0, append=total)
+    return sizes
+
+
+def _shards(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
+    """McMahan et al. (2017): samples sorted by label, cut into M s equal shards, s of them for each client at random."""
+    number = spec.clients * spec.shards_per_client
+    if number > len(labels):
+        raise ConfigError(
+            f"data.clients = {spec.clients} times data.shards_per_client = {spec.shards_per_client} are {number} shards, "
+            f"but there are only {len(labels)} samples: use fewer"
+        )
+    mixed = rng.permutation(len(labels))
+    shards = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], number)
+    dealt = rng.permutation(number).reshape(spec.clients, spec.shards_per_client)
+    return [np.concatenate([shards[shard] for shard in own]) for own in dealt]
+
+
+def _extended_dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
+    """Li and Lyu (2023): c classes for each client, then per class proportions from Dir(alpha) over its holders.
+
+    A client takes the c classes that have the fewest holders so far, ties at random, as cards from a shuffled deck: so every class has a
+    holder where M c >= K. Of a class with h holders each has m_k = min(least / c, N_k / h / 2) samples, and a share of the rest.
+    """
+    per_client, there = spec.classes_per_client, np.unique(labels)
+    if per_client > len(there):
+        raise ConfigError(f"data.classes_per_client = {per_client}, but the data have only {len(there)} classes")
+    holders: dict[int, list[int]] = {int(k): [] for k in there}
+    for client in range(spec.clients):
+        held = np.array([len(of_class) for of_class in holders.values()])
+        for k in there[np.lexsort((rng.random(len(there)), held))[:per_client]]:
+            holders[int(k)].append(client)
+    parts: list[list[Indices]] = [[] for _ in range(spec.clients)]
+    for k, takers in holders.items():
+        if not takers:
+            continue  # M c < K: this class goes to nobody
+        members = rng.permutation(np.flatnonzero(labels == k))
+        least = int(min(ceil(spec.least(len(labels)) / per_client), len(members) / len(takers) / 2))
+        shares = rng.dirichlet(np.full(len(takers), spec.alpha))
+        sizes = least + _whole(shares, len(members) - len(takers) * least)
+        for client, part in zip(takers, np.split(members, np.cumsum(sizes)[:-1]), strict=True):
+            parts[client].append(part)
+    return [np.concatenate(own) for own in parts]
+
+
+def _label_quantity(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
+    """Sizes n_i as in quantity, class mixes p_i ~ Dir(alpha): n_ik = a_i b_k p_ik, with a and b such that all rows and columns add up."""
+    sizes = _unequal_sizes(len(labels), spec, rng)
+    mixes = np.maximum(rng.dirichlet(np.full(classes, spec.alpha), size=spec.clients), SMALLEST)
+    members = [rng.permutation(of_class) for k in range(classes) if len(of_class := np.flatnonzero(labels == k))]
+    totals = np.array([len(of_class) for of_class in members])
+    table = fit_sums(mixes[:, np.unique(labels)], sizes, totals)
+    counts = [_whole(table[:, k], total) for k, total in enumerate(totals)]
+    parts = [np.split(of_class, np.cumsum(c)[:-1]) for of_class, c in zip(members, counts, strict=True)]
+    return [np.concatenate(own) for own in zip(*parts, strict=True)]
+
+
+def fit_sums(table: NDArray[np.float64], rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Scale the rows and columns of a positive table until they have these sums (iterative proportional fitting).
+
+    It ends with the columns, which then add up exactly; the rows do to half a sample.
+    """
+    for _ in range(MAX_FITS):
+        table = table * (rows / table.sum(1))[:, None]
+        table = table * (columns / table.sum(0))
+        if np.abs(table.sum(1) - rows).max() < 0.5:
+            break
+    return table
+
+
+PARTITIONS = {
+    "pathological": _pathological,
+    "dirichlet": _dirichlet,
+    "iid": _iid,
+    "quantity": _quantity,
+    "shards": _shards,
+    "extended_dirichlet": _extended_dirichlet,
+    "label_quantity": _label_quantity,
+}
+"""By labels, with the name that a config gives them; a new one is a function here."""
+NAMES = (*PARTITIONS, "column", "file")
+"""And those that the data bring: a column that says whose a sample is (`natural`), a file (`split_file.py`)."""
+
+
+def natural(owners: Indices, spec: PartitionSpec, seed: int) -> list[int]:
+    """Which values of a column are clients: those with the least number of samples; of more than M, M at random."""
+    counts = np.bincount(owners)
+    found = np.flatnonzero(counts >= max(1, spec.least_samples))
+    if not len(found):
+        raise ConfigError(
+            f"no client in the column {spec.column!r} has data.least_samples = {spec.least_samples} samples: "
+            f"the largest has {counts.max()}"
+        )
+    if len(found) > spec.clients:
+        found = np.sort(stream(seed, "partition").choice(found, spec.clients, replace=False))
+    return [int(owner) for owner in found]
 
 
 def split(share: Indices, seed: int, client: int, validation: float) -> tuple[Indices, Indices, Indices]:

@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cwfed.core.errors import ConfigError, CwfedError, DataError, did_you_mean
 from cwfed.core.files import check_regular
 from cwfed.core.plugins import load_object, why
 from cwfed.data import images, pfllib, text
-from cwfed.data.dataset import CACHE_VERSION, Dataset, cached, read
+from cwfed.data.dataset import CACHE_VERSION, Dataset, cached, number_labels, read
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,20 @@ class Hub:
     image: str = ""
     text: str = ""
     splits: tuple[str, ...] = ("train", "test")
+    """All there are where none is named."""
+    subset: str = field(default="", repr=False)
+    """Which of the configurations that some repositories have; offline, the folder of that name."""
+    features: tuple[str, ...] = field(default=(), repr=False)
+    """Columns of numbers, for vectors."""
+    client: str = field(default="", repr=False)
+    """The column that says whose a sample is."""
+    is_own: bool = field(default=False, repr=False)
+    """Whether `repository` may be a file or a folder here."""
+
+    def key(self) -> list[Any]:
+        """What the decoded arrays depend on, for the cache; what came later is only said where it is used."""
+        later = {name: getattr(self, name) for name in ("subset", "features", "client")}
+        return [self, *([used] if (used := {name: value for name, value in later.items() if value}) else [])]
 
 
 HUB = {
@@ -43,9 +57,13 @@ HUB = {
     "ag_news": Hub("fancyzhx/ag_news", text="text"),
 }
 OWN = ("hub", "imagefolder", "csv", "pfllib", "arrays")
-NAMES = ("digits", *HUB, *OWN)
-SPLIT = ("pfllib", "arrays")
+MEMORY = ("memory", "memory_split")
+"""These stand in a config for data that were given in Python, cwfed.run(data=...); the second for such that come split."""
+NAMES = ("digits", *HUB, *OWN, *MEMORY)
+SPLIT = ("pfllib", "arrays", "memory_split")
 """Data of these come dealt out to clients: the settings of the partition do not apply."""
+ALL = ("*",)
+"""As `feature_columns`: all columns but those of the labels and the clients."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,11 @@ class SourceSpec:
     text_column: str = ""
     label_column: str = "label"
     image_size: int = 0
+    feature_columns: tuple[str, ...] = ()
+    client_column: str = ""
+    delimiter: str = ","
+    subset: str = ""
+    splits: tuple[str, ...] = ()
 
 
 def load(spec: SourceSpec, data_dir: str | Path | None = None) -> Dataset:
@@ -66,8 +89,12 @@ def load(spec: SourceSpec, data_dir: str | Path | None = None) -> Dataset:
     folder = Path(chosen) if chosen else None
     if spec.name == "digits":
         return digits()
+    if spec.name in MEMORY:
+        raise ConfigError(
+            f'data.name = "{spec.name}" stands for data that were given in Python: give them again, as cwfed.run(data=...)'
+        )
     if spec.name in HUB:
-        return _hub(spec.name, HUB[spec.name], folder, spec.image_size)
+        return _hub(spec.name, replace(HUB[spec.name], client=spec.client_column), folder, spec.image_size)
     if ":" in spec.name:
         return _function(spec.name)
     if spec.name not in OWN:
@@ -75,9 +102,21 @@ def load(spec: SourceSpec, data_dir: str | Path | None = None) -> Dataset:
     if not spec.path:
         raise ConfigError(f'data.name = "{spec.name}" needs data.path')
     if spec.name == "hub":
-        if bool(spec.image_column) == bool(spec.text_column):
-            raise ConfigError('data.name = "hub" needs one of data.image_column and data.text_column')
-        hub = Hub(spec.path, spec.label_column, spec.image_column, spec.text_column, splits=())
+        if sum(map(bool, (spec.image_column, spec.text_column, spec.feature_columns))) != 1:
+            raise ConfigError(
+                'data.name = "hub" needs one of data.image_column and data.text_column, or data.feature_columns'
+            )
+        hub = Hub(
+            spec.path,
+            spec.label_column,
+            spec.image_column,
+            spec.text_column,
+            spec.splits,
+            spec.subset,
+            spec.feature_columns,
+            spec.client_column,
+            is_own=True,
+        )
         return _hub(Path(spec.path).name, hub, folder, spec.image_size)
     path = Path(spec.path)
     if not path.exists():
@@ -104,21 +143,23 @@ def digits() -> Dataset:
 def _hub(name: str, hub: Hub, data_dir: Path | None, size: int) -> Dataset:
     files = _parquet_files(hub, data_dir)
     if files:
-        key = _content_key([p for paths in files.values() for p in paths], hub, size)
+        key = _content_key([p for paths in files.values() for p in paths], *hub.key(), size)
         return cached(name, key, lambda: _decode(name, hub, _open_parquet(name, files), size, False))
     tables = _open_online(name, hub, data_dir)
-    key = _key([t._fingerprint for t in tables], hub, size)
+    key = _key([t._fingerprint for t in tables], *hub.key(), size)
     return cached(name, key, lambda: _decode(name, hub, tables, size, True))
 
 
 def _parquet_files(hub: Hub, data_dir: Path | None) -> dict[str, list[Path]]:
     """The files of each split below DIR/<hub name>, or below a local folder given instead of a hub name."""
-    if not hub.splits and Path(hub.repository).is_file():
+    if hub.is_own and Path(hub.repository).is_file():
         return {"everything": [Path(hub.repository)]}
-    roots = [Path(hub.repository)] if not hub.splits else []
+    roots = [Path(hub.repository)] if hub.is_own else []
     roots += [data_dir / hub.repository] if data_dir else []
     for root in roots:
-        found = sorted(root.rglob("*.parquet"))
+        found = sorted((root / hub.subset).rglob("*.parquet"))
+        if hub.subset and not found and any(root.rglob("*.parquet")):
+            raise DataError(f"{root} has no parquet files in a folder {hub.subset!r} (data.subset)")
         if not hub.splits and found:
             return {"everything": found}
         by_split = {s: [p for p in found if p.name.startswith((f"{s}-", f"{s}."))] for s in hub.splits}
@@ -149,14 +190,16 @@ def _open_online(name: str, hub: Hub, data_dir: Path | None) -> list[Any]:
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries are not the user's concern
     try:
-        found = datasets.load_dataset(hub.repository)
-        return [found[split] for split in hub.splits or found]
+        found = datasets.load_dataset(hub.repository, hub.subset or None)
     except Exception as error:  # network, permissions, names: whatever it is, the hub is not to be had
         looked = f"{data_dir / hub.repository} has no parquet files" if data_dir else "no --data-dir was given"
         raise DataError(
             f"data set {name!r} is not here: {looked}, and the hub did not give {hub.repository} "
             f"({type(error).__name__}); download it there and pass its folder as --data-dir or CWFED_DATA"
         ) from None
+    if unknown := [split for split in hub.splits if split not in found]:
+        raise DataError(f"{hub.repository} has no split {unknown[0]!r}: {did_you_mean(unknown[0], found)}")
+    return [found[split] for split in hub.splits or found]
 
 
 def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int, may_name_files: bool) -> Dataset:
@@ -164,7 +207,8 @@ def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int, may_name_file
 
     column = hub.image or hub.text
     for table in tables:
-        for wanted in (column, hub.label):
+        named = [] if hub.features == ALL else hub.features
+        for wanted in filter(None, (column, hub.label, hub.client, *named)):
             if wanted not in table.column_names:
                 near = did_you_mean(wanted, table.column_names)
                 raise DataError(f"data set {name!r} has no column {wanted!r}: {near}")
@@ -174,16 +218,27 @@ def _decode(name: str, hub: Hub, tables: Sequence[Any], size: int, may_name_file
         labels, names = _numbers(name, raw), tuple(feature.names)
     else:
         labels, names = number_labels(raw)
-    if hub.text:
-        return _texts(name, [str(v) for table in tables for v in _column(table, column)], labels, names)
-    pictures: list[images.Picture] = []
-    for table in tables:
-        try:
-            encoded = table.cast_column(column, datasets.Image(decode=False))
-        except Exception as error:  # pyarrow and datasets have several types for this
-            raise DataError(f"data set {name!r}: the column {column!r} does not hold images ({error})") from None
-        pictures += [_picture(name, value, may_name_files) for value in _column(encoded, column)]
-    return Dataset(name, images.decode(pictures, name, size), labels, names)
+    values = {c: [value for table in tables for value in _column(table, c)] for c in (hub.text, hub.client) if c}
+    if hub.features:
+        chosen = _features(hub.features, tables[0].column_names, hub.label, hub.client)
+        columns = {c: [value for table in tables for value in _column(table, c)] for c in chosen}
+        made = Dataset(name, _vectors(f"data set {name!r}", columns), labels, names)
+    elif hub.text:
+        made = _texts(name, list(map(str, values[hub.text])), labels, names)
+    else:
+        pictures = [p for table in tables for p in _pictures(name, table, column, may_name_files)]
+        made = Dataset(name, images.decode(pictures, name, size), labels, names)
+    return _owned(made, hub.client, values.get(hub.client, ()))
+
+
+def _pictures(name: str, table: Any, column: str, may_name_files: bool) -> list[images.Picture]:
+    import datasets
+
+    try:
+        encoded = table.cast_column(column, datasets.Image(decode=False))
+    except Exception as error:  # pyarrow and datasets have several types for this
+        raise DataError(f"data set {name!r}: the column {column!r} does not hold images ({error})") from None
+    return [_picture(name, value, may_name_files) for value in _column(encoded, column)]
 
 
 def _numbers(name: str, raw: Sequence[Any]) -> NDArray[np.int64]:
@@ -209,6 +264,44 @@ def _column(table: Any, name: str) -> list[Any]:
     return values
 
 
+# --- columns of a table, from the hub or from a CSV file ---------------------------------------------------
+
+
+def _features(wanted: tuple[str, ...], known: Sequence[str], label: str, client: str) -> list[str]:
+    """The columns that make a vector."""
+    return [c for c in known if c not in (label, client)] if wanted == ALL else list(wanted)
+
+
+def _vectors(what: str, columns: dict[str, list[Any]]) -> NDArray[np.float32]:
+    """Columns of numbers as vectors, one for each sample."""
+    if not columns:
+        raise DataError(f"{what} has no column beside that of the labels")
+    made = []
+    for name, values in columns.items():
+        numbers = []
+        for sample, value in enumerate(values):
+            try:
+                numbers.append(float(value))
+            except (TypeError, ValueError):
+                raise DataError(
+                    f"{what}: the column {name!r} has {value!r} at sample {sample}, which is no number: name columns of "
+                    "numbers as data.feature_columns"
+                ) from None
+        made.append(np.array(numbers, dtype=np.float32))
+    return np.stack(made, axis=1)
+
+
+def _owned(made: Dataset, column: str, owners: Sequence[Any]) -> Dataset:
+    """The data set with the clients of this column, where one is named."""
+    if not column:
+        return made
+    if missing := [sample for sample, owner in enumerate(owners) if owner is None or owner == ""]:
+        raise DataError(f"data set {made.name!r}: sample {missing[0]} has no client in the column {column!r}")
+    if not all(isinstance(owner, str | int) for owner in owners):
+        raise DataError(f"data set {made.name!r}: the column {column!r} must name clients by texts or whole numbers")
+    return made.owned_by(list(map(str, owners)) if any(isinstance(owner, str) for owner in owners) else list(owners))
+
+
 # --- the user's own --------------------------------------------------------------------------------------
 
 
@@ -228,27 +321,60 @@ def _imagefolder(root: Path, size: int) -> Dataset:
 
 
 def _csv(path: Path, spec: SourceSpec) -> Dataset:
-    """A header line, a column of text and a column of labels."""
-    column = spec.text_column or "text"
+    """A header line, a column of labels, and a column of text or several of numbers."""
+    column = spec.text_column or ("" if spec.feature_columns else "text")
 
     def decode() -> Dataset:
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file)
-                header = reader.fieldnames
-                if header is None:
-                    raise DataError(f"{path} is empty")
-                for wanted in (column, spec.label_column):
-                    if wanted not in header:
-                        raise DataError(f"{path} has no column {wanted!r}: {did_you_mean(wanted, header)}")
-                rows = [(row[column] or "", row[spec.label_column]) for row in reader]
-                if unlabelled := [number for number, (_, label) in enumerate(rows, start=1) if not label]:
-                    raise DataError(f"{path}: sample {unlabelled[0]} has no label")
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{path} cannot be read as CSV in UTF-8 ({error})") from None
-        return _texts(path.stem, [t for t, _ in rows], *number_labels([k for _, k in rows]))
+        header, rows = _csv_rows(path, spec, column)
+        labels, names = number_labels([row[spec.label_column] for row in rows])
+        if spec.feature_columns:
+            chosen = _features(spec.feature_columns, header, spec.label_column, spec.client_column)
+            vectors = _vectors(str(path), {c: [row[c] for row in rows] for c in chosen})
+            made = Dataset(path.stem, vectors, labels, names)
+        else:
+            made = _texts(path.stem, [row[column] or "" for row in rows], labels, names)
+        return _owned(made, spec.client_column, [row.get(spec.client_column) for row in rows])
 
-    return cached(path.stem, _content_key([path], column, spec.label_column), decode)
+    later = {"features": spec.feature_columns, "client": spec.client_column, "delimiter": spec.delimiter.strip(",")}
+    used = {name: value for name, value in later.items() if value}
+    key = _content_key([path], column, spec.label_column, *([used] if used else []))
+    return cached(path.stem, key, decode)
+
+
+def _csv_rows(path: Path, spec: SourceSpec, column: str) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """The header and the rows of a CSV file that has all columns that are wanted."""
+    if spec.feature_columns and spec.text_column:
+        raise ConfigError('data.name = "csv" takes data.text_column or data.feature_columns, not both')
+    named = () if spec.feature_columns == ALL else spec.feature_columns
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, delimiter=spec.delimiter)
+            header = reader.fieldnames
+            if header is None:
+                raise DataError(f"{path} is empty")
+            for wanted in filter(None, (column, spec.label_column, spec.client_column, *named)):
+                if wanted not in header:
+                    hint = _csv_hint(header, wanted, spec)
+                    raise DataError(f"{path} has no column {wanted!r}: {did_you_mean(wanted, header)}{hint}")
+            rows = list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV in UTF-8 ({error})") from None
+    except (TypeError, ValueError):
+        raise ConfigError(f"data.delimiter = {spec.delimiter!r} must be one character, such as ';'") from None
+    if unlabelled := [number for number, row in enumerate(rows, start=1) if not row[spec.label_column]]:
+        raise DataError(f"{path}: sample {unlabelled[0]} has no label")
+    if not rows:
+        raise DataError(f"{path} has no samples")
+    return header, rows
+
+
+def _csv_hint(header: Sequence[str], wanted: str, spec: SourceSpec) -> str:
+    """What may be meant where a column is missing."""
+    if other := [d for d in ";\t|" if len(header) == 1 and d in header[0] and d != spec.delimiter]:
+        return f"; if its columns are separated by {other[0]!r}, set data.delimiter"
+    if wanted == "text" and not spec.text_column:
+        return '; data.text_column names the column of texts, data.feature_columns = ["*"] takes columns of numbers'
+    return ""
 
 
 def _function(name: str) -> Dataset:
@@ -271,21 +397,7 @@ def _function(name: str) -> Dataset:
         inputs, raw = made
     except (TypeError, ValueError):
         raise DataError(f"{name} must return (inputs, labels) or a cwfed Dataset") from None
-    inputs = np.asarray(inputs)
-    if np.issubdtype(inputs.dtype, np.floating):
-        inputs = inputs.astype(np.float32)
-    return Dataset(name, inputs, *number_labels(np.asarray(raw).tolist()))
-
-
-def number_labels(raw: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Any labels as 0 .. K-1 in their sorted order, with their names."""
-    values = list(raw)
-    try:
-        names = sorted(set(values))
-    except TypeError:
-        raise DataError("the labels must be all numbers or all text") from None
-    number = {value: i for i, value in enumerate(names)}
-    return np.array([number[v] for v in values], dtype=np.int64), tuple(map(str, names))
+    return Dataset.from_arrays(inputs, raw, name=name)
 
 
 def _texts(name: str, texts: list[str], labels: NDArray[np.int64], names: tuple[str, ...]) -> Dataset:

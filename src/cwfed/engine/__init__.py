@@ -1,4 +1,4 @@
-"""How clients are trained: `loop`, the plain oracle; `threads`, side by side; `vmap`, all in one batched step."""
+"""How clients are trained: `loop`, the plain oracle; `threads` and `processes`, side by side; `vmap`, all in one batched step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cwfed.core.errors import ConfigError
 from cwfed.data import Samples
 from cwfed.engine.base import Candidate, Engine, Job, Score, Visit, Visited
 from cwfed.engine.loop import Loop
+from cwfed.engine.processes import Processes
 from cwfed.engine.threads import Threads
 from cwfed.engine.vmap import CannotVmap, Vmap
-from cwfed.engine.worker import LocalTraining
 
 __all__ = [
     "Candidate",
@@ -23,13 +23,14 @@ __all__ = [
     "Engine",
     "Job",
     "Loop",
+    "Processes",
     "Score",
     "Threads",
     "Visit",
     "Visited",
     "Vmap",
     "choose",
-    "find_device",
+    "find_devices",
 ]
 
 SMALL_STEP, LARGE_STEP = 2_000_000, 8_000_000
@@ -45,12 +46,26 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def find_device(name: str) -> torch.device:
-    """The device of this name; "auto" is the accelerator where there is one."""
+def find_devices(name: str, engine: str = "auto") -> tuple[torch.device, ...]:
+    """The devices of these names, with commas between them; "auto" is all accelerators of a kind, where there are some.
+
+    Engines without worker processes have one: the first of all, but not of several that were named.
+    """
+    has_several = engine in ("auto", "processes")
     if name == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+            count = torch.cuda.device_count() if has_several else 1
+            return tuple(torch.device("cuda", n) for n in range(count)) if count > 1 else (torch.device("cuda"),)
+        return (torch.device("mps" if torch.backends.mps.is_available() else "cpu"),)
+    devices = tuple(_find_device(one.strip()) for one in name.split(","))
+    if len(devices) > 1 and not has_several:
+        raise ConfigError(
+            f'run.engine = "{engine}" works on one device, and run.device names {len(devices)}: set it to "processes" or "auto"'
+        )
+    return devices
+
+
+def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda", "mps"):
@@ -67,7 +82,9 @@ class Choice:
 
     name: str = "auto"
     workers: int = 0
-    """0 is one per core."""
+    """0 is one per core, or one per device where there are several."""
+    devices: tuple[torch.device, ...] = ()
+    """Where worker processes have the data; all other engines have them where the job has them."""
     participants: int = 1
     """Clients of a round."""
     compile: str = "auto"
@@ -77,11 +94,12 @@ class Choice:
 
 
 def choose(job: Job, choice: Choice) -> Engine:
-    """The engine for a job. What "auto" picks depends on the experiment alone, never on a clock."""
-    workers = min(choice.workers or cores(), len(job.federation))
+    """The engine for a job. What "auto" picks depends on the experiment and the shape of the machine, never on a clock."""
+    several = len(choice.devices) if len(choice.devices) > 1 else 0
+    workers = min(choice.workers or several or cores(), len(job.federation))
     name, reason, how = choice.name, "", job.how
     if name == "auto":
-        name, reason = _pick(workers, choice.participants, job.model, job.samples, how)
+        name, reason = _pick(job, choice, workers)
     if name == "vmap":
         if how.privacy:
             raise ConfigError(
@@ -101,7 +119,9 @@ def choose(job: Job, choice: Choice) -> Engine:
             if not reason:
                 raise
             name, reason = "loop", f"this model cannot be vmapped: {str(error).partition(': ')[2]}"
-    if name == "threads":
+    if name == "processes":
+        engine = Processes(job, workers, choice.devices)
+    elif name == "threads":
         engine = Threads(job, workers)
     elif name == "loop":
         engine = Loop(job)
@@ -111,15 +131,18 @@ def choose(job: Job, choice: Choice) -> Engine:
     return engine
 
 
-def _pick(workers: int, participants: int, model: nn.Module, samples: Samples, how: LocalTraining) -> tuple[str, str]:
+def _pick(job: Job, choice: Choice, workers: int) -> tuple[str, str]:
     """The engine for "auto", and why."""
-    batched = how.precision == "fp32" and not how.privacy and participants >= ENOUGH_CLIENTS
+    samples, how = job.samples, job.how
+    if len(choice.devices) > 1:
+        return "processes", f"there are {len(choice.devices)} devices, and a worker process has one"
+    batched = how.precision == "fp32" and not how.privacy and choice.participants >= ENOUGH_CLIENTS
     if samples.device.type != "cpu":
         if batched:
             device = samples.device.type
             return "vmap", f"batches of {how.batch_size} samples of one client leave a {device} device idle"
         return "loop", "few clients at a time, bf16 or differential privacy, on one device"
-    work = _forward_work(model, samples, how.batch_size)
+    work = _forward_work(job.model, samples, how.batch_size)
     step = f"a step of this model ({work / 1e6:.3g} MFLOP forward)"
     if work < SMALL_STEP and batched:
         return "vmap", f"{step} is mostly overhead"

@@ -146,6 +146,10 @@ class Engine(Protocol):
     workers: int
     why: str
     """Why "auto" chose this engine."""
+    compile: bool
+    """Whether its step is compiled, which rounds in another way."""
+    note: str
+    """What the user should know of how it works here."""
     job: Job
 
     def try_training(self) -> None:

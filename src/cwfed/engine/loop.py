@@ -19,6 +19,8 @@ class Distributor(ABC):
     """An engine that deals tasks out to workers. One more of them is a class with `spread` and `close`."""
 
     name: str
+    compile = False
+    note = ""
 
     def __init__(self, job: Job, workers: int) -> None:
         self.job, self.workers, self.why = job, workers, ""

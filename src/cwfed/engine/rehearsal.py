@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cwfed.algorithms import FedAvg
 from cwfed.core.errors import ConfigError, did_you_mean
-from cwfed.core.types import Batch, Download, Params, Pass, Start, Task, When
+from cwfed.core.types import Batch, Download, Pass, Start, Task, When
 
 if TYPE_CHECKING:
     from cwfed.engine.base import Visit
@@ -30,15 +30,16 @@ def rehearse(
         if when == "training" and not passes:
             raise ConfigError(f"{name} has no pass in training: its clients would never learn")
         for one in passes:
-            check_pass(one, f"a pass of {name} ({when})", worker.params)
+            check_pass(one, f"a pass of {name} ({when})", worker)
             check_loss(algorithm, worker, batch, worker.here(start), one, name)
 
 
-def check_pass(one: Pass, what: str, params: Params) -> None:
+def check_pass(one: Pass, what: str, worker: ClientWorker) -> None:
     """One sentence for a pass that cannot be made."""
+    params = worker.params
     if unknown := [name for name in (*(one.trained or ()), *one.fixed) if name not in params]:
         raise ConfigError(f"{what} names {unknown[0]}, which the network lacks: {did_you_mean(unknown[0], params)}")
-    moving = one.moving(name for name, parameter in params.items() if parameter.requires_grad)
+    moving = worker.moved_by(one)
     if not moving:
         raise ConfigError(f"{what} trains nothing: name the tensors that move, or leave the pass out")
     if left := [name for name in one.once if name not in moving]:
@@ -60,7 +61,7 @@ def check_loss(algorithm: FedAvg, worker: ClientWorker, batch: Batch, start: Sta
     if bad:
         shape = tuple(bad[0].shape) if isinstance(bad[0], Tensor) else type(bad[0]).__name__
         raise ConfigError(f"the loss of {name} must be two numbers (loss and penalty), one of them is {shape}")
-    moving = one.moving(n for n, p in worker.params.items() if p.requires_grad)
+    moving = worker.moved_by(one)
     worker.choose(one)
     leaves = worker.moving
     total = sum(algorithm.loss(worker.network, worker.params, batch, start, one.stage), torch.zeros(()))

@@ -28,8 +28,8 @@ class Traced:
     warm: ClassVar[bool] = False
     """Whether torch's tracer is loaded."""
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], insist: bool = False) -> None:
-        self.function, self.insist = function, insist
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.function = function
         self._seen: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, Callable[..., Any]] = {}
 
@@ -65,11 +65,9 @@ class Traced:
         try:
             compiled: Callable[..., Any] = inductor(line, list(example))
             compiled(*(tensor.clone() for tensor in example))
-        except Exception as error:  # whatever a compiler may say: the line is as right without it
-            if self.insist:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise RunError(f'torch cannot compile the step, set run.compile = "never": {reason}') from None
-            return line
+        except Exception as error:  # whatever a compiler may say; uncompiled the same run would have other bits
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunError(f'torch cannot compile the step, set run.compile = "never": {reason}') from None
         return compiled
 
 

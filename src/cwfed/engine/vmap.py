@@ -70,29 +70,37 @@ class Vmap:
         """Does what is not batched."""
         self._tasks, self._worker = self._loop.tasks, self._loop.tasks.worker
         self._proved: bool | None = None
-        can_compile = any(map(shutil.which, ("g++", "clang++", "c++")))
-        if compile == "always" and not can_compile:
-            raise ConfigError('run.compile = "always" needs a C++ compiler, and there is none on this machine')
+        has_compiler = any(map(shutil.which, ("g++", "clang++", "c++")))
+        if compile == "always" and not has_compiler:
+            raise ConfigError(
+                'run.compile = "always" needs a C++ compiler, and there is none on this machine: install one, or set it to '
+                '"never", with which the last bits are others'
+            )
         longest = max(len(shard.train) for shard in self.federation.shards.values())
         steps = rounds * self.how.epochs * max(1, longest // self.how.batch_size)
         if compile == "always" and self._worker.buffers:
             raise ConfigError('run.compile = "always" cannot be used with a model that has running statistics')
         # Other clients are other shapes, and each would be another compilation.
-        pays = steady and steps >= COMPILE_FOR and can_compile and not self._worker.buffers
+        pays = steady and steps >= COMPILE_FOR and not self._worker.buffers
         # A compiled step has clients in it that are done, with a learning rate of zero: other optimisers would move them.
         is_plain = self.how.is_plain and self.how.augment == "none" and not overrides(self.algorithm, "passes")
         if compile == "always" and not is_plain:
             raise ConfigError(
                 'run.compile = "always" is for one pass of plain SGD without augmentation: set run.compile = "auto"'
             )
-        self.compile = compile == "always" or (compile == "auto" and pays and is_plain)
+        is_wanted = compile == "always" or (compile == "auto" and pays and is_plain)
+        self.compile, self.note = is_wanted and has_compiler, ""
+        if is_wanted and not has_compiler:
+            self.note = (
+                "a run as long as this one has its step compiled, and this machine has no C++ compiler: it is not compiled "
+                "(run.compile), so its last bits are others than where there is one"
+            )
         self._lookups = lookups(self._worker.model, self.federation.data.inputs)
         if not self.how.is_plain or overrides(self.algorithm, "loss", "passes"):
             self._lookups.clear()  # every row of an embedding may move
         self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._worker.params)))
         self._answers = vmap(self._forward)
         self._steps: dict[Pass, Traced] = {}
-        self._insist = compile == "always"
         self._judge = Traced(self._answer_and_compare)
         self._asked: dict[tuple[int, ...], Questions] = {}
         self._room: dict[str, Tensor] = {}
@@ -170,7 +178,7 @@ class Vmap:
         """The step of a pass, made once."""
         if one not in self._steps:
             gradient = vmap(grad(partial(self._loss, one.stage), has_aux=True))
-            self._steps[one] = Traced(partial(self._descend, one, gradient), insist=self._insist)
+            self._steps[one] = Traced(partial(self._descend, one, gradient))
         return self._steps[one]
 
     def _descend(
@@ -297,13 +305,12 @@ class Vmap:
         self._worker.model.train()
         passes = self.algorithm.passes("training", self.job.task, starts[0])
         group = self._group(starts, [visit.statistics for visit in visits])
-        every = tuple(group.trained)
         tables = self._tables(starts, rows, out)
         drawn = torch.get_rng_state()
         sums, steps = np.zeros((len(rows), 2)), np.zeros(len(rows))
         kept_states: Params = {}
         for index, one in enumerate(passes):
-            group = group.training(one.moving(every))
+            group = group.training(self._worker.moved_by(one))
             if not self.how.is_plain:
                 group = group._replace(optimizer=self._optimizer(index, group, visits))
             plans = [self._plan(round_, index, one, visit.client) for visit in visits]

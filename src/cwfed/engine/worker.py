@@ -317,11 +317,16 @@ class ClientWorker:
             parameter.requires_grad_(required)
         if one is None or (one.trained is None and not one.fixed):
             return
-        names = set(one.moving([name for name, parameter in self.params.items() if parameter.requires_grad]))
+        names = set(self.moved_by(one))
         for name, parameter in self.params.items():
             parameter.requires_grad_(name in names)
         for cast, master in self._casts:
             cast.requires_grad_(master.requires_grad)
+
+    def moved_by(self, one: Pass) -> tuple[str, ...]:
+        """The names of what moves in a pass: never what the model froze; what was attached to it, also if frozen, where it is named."""
+        trainable = [name for name, parameter in self.params.items() if self._trainable[parameter]]
+        return one.moving(trainable, self.params.keys() - self._own_names)
 
     @property
     def moving(self) -> list[Tensor]:

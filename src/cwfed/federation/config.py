@@ -16,7 +16,9 @@ from cwfed import algorithms
 from cwfed.core import files, metrics, optimizers
 from cwfed.core.augment import Augment
 from cwfed.core.errors import ConfigError, did_you_mean
-from cwfed.data.partition import PARTITIONS, PartitionSpec
+from cwfed.data.partition import NAMES as PARTITIONS
+from cwfed.data.partition import PartitionSpec
+from cwfed.data.shift import Shift
 from cwfed.data.sources import NAMES, SPLIT, SourceSpec
 from cwfed.federation.adversary import Attack
 from cwfed.federation.guard import MOST_SAMPLES
@@ -42,31 +44,52 @@ class DataSection(Section):
 
     name: str = setting("digits")
     """`digits`, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `tiny_imagenet`, `ag_news`; `hub`, `imagefolder`, `csv`, `pfllib`,
-    `arrays` with `path`; or your own, `"module:function"`."""
+    `arrays` with `path`; or your own, `"module:function"`. `memory` and `memory_split` stand for data given in Python."""
     path: str = setting("")
     """For own data: a folder, a file, or a hub name."""
     image_column: str = setting("")
-    """`hub`: the column with the images; this or `text_column` is needed."""
+    """`hub`: the column with the images; this, `text_column` or `feature_columns` is needed."""
     text_column: str = setting("")
     """`hub` and `csv`: the column with the texts (`csv`: `text` where none is named)."""
+    feature_columns: list[str] = setting(factory=list, since="0.2", before=[])
+    """`hub` and `csv`: columns of numbers that make a vector, in place of a text; `["*"]` is all but those of labels and clients."""
     label_column: str = setting("label")
     """`hub` and `csv`: the column with the labels."""
+    client_column: str = setting("", since="0.2", before="")
+    """`hub`, `csv` and the named data sets: the column that says whose a sample is, for `partition = "column"`."""
+    delimiter: str = setting(",", since="0.2", before=",")
+    """`csv`: the character between two columns, such as `";"`."""
+    subset: str = setting("", since="0.2", before="")
+    """`hub`: the configuration of a repository that has several; offline, the folder of that name."""
+    splits: list[str] = setting(factory=list, since="0.2", before=[])
+    """`hub`: the splits that are merged, such as `["train", "validation"]` (default: all)."""
     image_size: int = setting(0, ge=0, le=10_000)
     """Resize images to this many pixels a side; 0 leaves them as they are."""
     partition: str = setting("pathological")
-    """`pathological`, `dirichlet`, `iid`; or your own, `"module:function"`, called as `function(labels, clients, classes, rng)` with a
+    """`pathological`, `dirichlet`, `iid`, `quantity`, `shards`, `extended_dirichlet`, `label_quantity`, `column`, `file`
+    ([data.md](data.md)); or your own, `"module:function"`, called as `function(labels, clients, classes, rng)` with a
     numpy generator: it gives an array of sample numbers for each client."""
     classes_per_client: int = setting(2, ge=1, le=MOST)
-    """Pathological: classes that each client holds at most; with `clients` times this below the number of classes, some are held by
-    nobody, and the run says so."""
+    """Pathological and extended Dirichlet: classes that each client holds at most; with `clients` times this below the number of classes,
+    some are held by nobody, and the run says so."""
+    shards_per_client: int = setting(2, ge=1, le=MOST, since="0.2", before=2)
+    """Shards: how many each client is dealt."""
     alpha: float = setting(0.1, gt=0)
-    """Dirichlet: smaller is more heterogeneous."""
+    """Dirichlet, extended Dirichlet, label plus quantity: smaller is more heterogeneous."""
+    quantity_alpha: float = setting(0.5, gt=0, since="0.2", before=0.5)
+    """Quantity, label plus quantity: the same for the clients' sizes; smaller is more unequal."""
+    least_samples: int = setting(0, ge=0, le=MOST, since="0.2", before=0)
+    """The fewest samples that a client may hold; of natural clients (`column`), those with fewer are left out. 0: what a batch needs,
+    min(4 · batch, N/M/2), and any number of a natural client."""
+    split_file: str = setting("", since="0.2", before="")
+    """File: a CSV with the columns client and sample (and part), or the same as JSON ([data.md](data.md))."""
     balanced: bool = setting(False)
     """Pathological: equal shares."""
     shuffled: bool = setting(False)
     """Pathological: classes are dealt in random order."""
     clients: int = setting(20, ge=1, le=10**6)
-    """Number of clients (PFLlib folders bring their own)."""
+    """Number of clients. PFLlib folders and split files bring their own; of natural clients (`column`) at most so many take part, drawn
+    at random."""
     samples: int = setting(0, ge=0, le=MOST)
     """A fixed random subset of this size, the same for every seed; 0 takes all."""
     validation: float = setting(0.1, ge=0, lt=1)
@@ -78,6 +101,10 @@ class DataSection(Section):
     augment: Augment = setting("none", since="0.2", before="none")
     """Training images are shifted by up to 4 pixels (crop), mirrored (flip) or both; never at evaluation. What is drawn is a function of
     seed, round and client."""
+    shift: Shift = setting("none", since="0.2", before="none")
+    """Feature shift: the images of each client are turned (rotation) or tinted (colour), by its group ([data.md](data.md))."""
+    shift_groups: int = setting(4, ge=1, le=MOST, since="0.2", before=4)
+    """Into how many groups the clients are divided: group g of G is turned, or has its hue turned, by g/G of a full circle."""
     newcomers: int = setting(0, ge=0, le=10**6)
     """Clients that never take part; at the end they are measured with the model they would get, from their label histogram and without."""
 
@@ -95,16 +122,34 @@ class DataSection(Section):
             raise ValueError(f"unknown partition {name!r}: {did_you_mean(name, PARTITIONS)}")
         return name
 
+    @model_validator(mode="after")
+    def _fits(self) -> DataSection:
+        if len(self.delimiter) != 1 or self.delimiter in '\r\n"':
+            raise ValueError(f"data.delimiter = {self.delimiter!r} must be one character, such as ';'")
+        if self.split_file and self.partition != "file":
+            raise ValueError('data.split_file is read with data.partition = "file"')
+        return self
+
     def source(self) -> SourceSpec:
         """What the loader needs to know."""
         return SourceSpec(
-            self.name, self.path, self.image_column, self.text_column, self.label_column, self.image_size
+            self.name,
+            self.path,
+            self.image_column,
+            self.text_column,
+            self.label_column,
+            self.image_size,
+            tuple(self.feature_columns),
+            self.client_column,
+            self.delimiter,
+            self.subset,
+            tuple(self.splits),
         )
 
     @property
     def room(self) -> int | None:
         """How many classes all clients together can hold; None where nothing limits that."""
-        limited = self.partition == "pathological" and self.name not in SPLIT
+        limited = self.partition in ("pathological", "extended_dirichlet") and self.name not in SPLIT
         return self.clients * self.classes_per_client if limited else None
 
     def how_split(self) -> str:
@@ -115,8 +160,15 @@ class DataSection(Section):
             "pathological": f"{self.classes_per_client} classes a client",
             "dirichlet": f"Dirichlet({self.alpha:g})",
             "iid": "IID",
+            "quantity": f"sizes from Dirichlet({self.quantity_alpha:g})",
+            "shards": f"{self.shards_per_client} shards a client",
+            "extended_dirichlet": f"{self.classes_per_client} classes a client, Dirichlet({self.alpha:g})",
+            "label_quantity": f"Dirichlet({self.alpha:g}), sizes from Dirichlet({self.quantity_alpha:g})",
+            "column": f"clients of the column {self.client_column}",
+            "file": f"split as in {Path(self.split_file).name}",
         }
-        return known.get(self.partition, self.partition)  # a new partition has at least its name
+        words = known.get(self.partition, self.partition)  # a new partition has at least its name
+        return words if self.shift == "none" else f"{words}, {self.shift} in {self.shift_groups} groups"
 
 
 class ModelSection(Section):
@@ -218,26 +270,31 @@ class RunSection(Section):
 
     seed: int = setting(0, ge=0)
     """Everything random is a function of (seed, purpose, round, client); `data.split_seed` can take the split out of it."""
-    engine: Literal["auto", "loop", "threads", "vmap"] = setting("auto", changes="nothing")
-    """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `vmap`: all clients in one
-    batched step, the same but for rounding. `auto` picks by model, device and number of participants, never by a clock, and says why
-    ([performance.md](performance.md))."""
+    engine: Literal["auto", "loop", "threads", "processes", "vmap"] = setting("auto", changes="nothing")
+    """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `processes`: the same in
+    worker processes, the same bits; `vmap`: all clients in one batched step, the same but for rounding. `auto` picks by model, devices
+    and number of participants, never by a clock, and says why ([performance.md](performance.md))."""
     workers: int = setting(0, ge=0, le=10_000, changes="nothing")
-    """Clients trained side by side; 0 is one per core."""
+    """Clients trained side by side; 0 is one per core, or one per device where `device` has several."""
     compile: Literal["auto", "always", "never"] = setting("auto", changes="nothing")
-    """Whether the vmap engine compiles its step; `auto` does in a run long enough to pay for it (20,000 steps, the same clients in every
-    round)."""
+    """Whether the vmap engine compiles its step, which changes the last bits; `auto` does in a run long enough to pay for it (20,000 steps,
+    the same clients in every round) where there is a C++ compiler. What it chose stands in the run's config.toml and manifest.json, and a
+    resumed or longer run keeps it."""
     device: str = setting("auto", changes="nothing")
-    """`auto`, `cpu`, `cuda` or `mps`: where clients train."""
+    """`auto`, `cpu`, `cuda` or `mps`: where clients train. Several with commas between them, such as `cuda:0,cuda:1`: each worker process
+    has one, in turn; `auto` is all GPUs."""
     evaluate_every: int = setting(1, ge=1, le=MOST)
     """Rounds between two evaluations; the last round is always evaluated."""
     evaluate_clients: int = setting(0, ge=0, le=MOST)
     """Evaluate a fixed random sample of this many clients; 0 is all."""
     checkpoint_seconds: float = setting(30.0, ge=0, changes="nothing")
     """Least time between two checkpoints; 0 writes one every round."""
+    keep_checkpoints: int = setting(1, ge=0, le=2, changes="nothing", since="0.2", before=1)
+    """Checkpoints that a finished run keeps. The last one is what more rounds, models that were not saved and models of newcomers are made
+    from: with 0 there will be none of these. A second one serves where the last is damaged."""
     save_models: Literal["auto", "all", "none"] = setting("auto", changes="nothing")
     """Write every client's model of the last round and of the round that validation picked; `auto` does while those of one round fit into
-    1 GiB."""
+    1 GiB, and in `cwfed compare` and `cwfed sweep`, where numbers are wanted, does not."""
     metrics: list[str] = setting(factory=list, since="0.2", before=[])
     """Metrics of your own, `["module:name"]`, beside `accuracy`, `balanced_accuracy`, `macro_f1` and `loss`
     ([evaluation.md](evaluation.md))."""
@@ -369,6 +426,10 @@ class Config(Section):
         own = [name for name in (self.model.name, self.data.name, self.data.partition) if ":" in name]
         return algorithms.foreign(self.algorithm) + own + self.run.metrics
 
+    def but(self, **run: Any) -> Config:
+        """The same with other settings of how it is carried out."""
+        return self.model_copy(update={"run": self.run.model_copy(update=run)})
+
     def build_algorithm(self) -> algorithms.FedAvg:
         """The algorithm with its hyper-parameters."""
         return algorithms.build(self.algorithm)
@@ -384,6 +445,11 @@ class Config(Section):
             d.balanced,
             d.shuffled,
             self.train.batch_size,
+            d.shards_per_client,
+            d.quantity_alpha,
+            d.least_samples,
+            d.client_column,
+            d.split_file,
         )
 
     def to_toml(self) -> str:

@@ -27,12 +27,12 @@ from cwfed.models import InputShape
 from cwfed.privacy.noise import Noise
 
 
-def deal(config: Config, data_dir: str | None = None) -> data.Federation:
-    """The data of a config, dealt out to its clients."""
-    dataset = data.load(config.data.source(), data_dir)
-    return data.share_out(
-        dataset, config.partition_spec(), config.split_seed, config.data.validation, config.data.samples
-    )
+def deal(config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> data.Federation:
+    """The data of a config, or those that are given instead, dealt out to its clients."""
+    dataset = given or data.load(config.data.source(), data_dir)
+    seed, chosen = config.split_seed, config.data
+    dealt = data.share_out(dataset, config.partition_spec(), seed, chosen.validation, chosen.samples)
+    return dealt if chosen.shift == "none" else data.shifted(dealt, chosen.shift, chosen.shift_groups, seed)
 
 
 def how_many(participation: float, clients: int) -> int:
@@ -185,7 +185,15 @@ class Blueprint:
 
     def fresh(self, number: int) -> Params:
         """The number-th random initial model."""
-        return self.initial if number == 0 else self._travelling(self._build(number))
+        if number == 0:
+            return self.initial
+        made = self._travelling(self._build(number))
+        if all(torch.equal(tensor, self.initial[name]) for name, tensor in made.items()):
+            raise ConfigError(
+                f"{self.config.algorithm_name} begins with several random models, and the model {self.model_name} is the same "
+                "each time: give a function that makes a new one"
+            )
+        return made
 
     def _travelling(self, network: nn.Module) -> Params:
         state = models.parameters_of(network) | models.statistics(network)
@@ -270,9 +278,9 @@ class Blueprint:
 class Experiment(Blueprint):
     """What a config stands for, before anybody has trained."""
 
-    def __init__(self, config: Config, data_dir: str | None = None) -> None:
+    def __init__(self, config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> None:
         seed = config.split_seed
-        self.federation = deal(config, data_dir)
+        self.federation = deal(config, data_dir, given)
         super().__init__(config, self.federation.shape, self.federation.data.classes, len(self.federation))
         if held_out := self.algorithm.held_out():
             self.federation = self.federation.with_holdout(held_out, seed)

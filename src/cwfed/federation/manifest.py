@@ -71,15 +71,25 @@ class _Data(BaseModel):
 class _Split(BaseModel):
     digest: str
     histogram: list[list[int]]
+    dealt: str = ""
+    """The same for all methods on one split; manifests of early runs have none."""
 
 
 class _Engine(BaseModel):
     name: str = ""
     device: str = ""
+    compiled: bool = False
+    """Manifests of early runs do not say so."""
 
     def rounding(self) -> str:
         """Engines with the same words here give the same bits; a federation's server and early runs name no device."""
-        return f"{'batched' if self.name == 'vmap' else 'one by one'} on {self.device or 'cpu'}"
+        how = "batched" if self.name == "vmap" else "one by one"
+        kinds = {name.partition(":")[0] for name in (self.device or "cpu").split(",")}  # whichever device of its kind
+        return f"{how}{', compiled' * self.compiled} on {' and '.join(sorted(kinds))}"
+
+    def words(self) -> str:
+        """For people."""
+        return f"{self.name}{', compiled,' * self.compiled} on {self.device}"
 
 
 class Facts(BaseModel):

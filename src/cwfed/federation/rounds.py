@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cwfed.algorithms import FedAvg
 from cwfed.core import metrics
-from cwfed.core.errors import RunError
+from cwfed.core.errors import GivenUp
 from cwfed.core.events import PerClass, PhaseResult
 from cwfed.core.metrics import Tally, finite
 from cwfed.core.rng import stream
@@ -166,7 +166,7 @@ def give_up_in_vain(progress: Progress, rounds: int) -> None:
     """An error where every update was refused for a few rounds in a row: the run would learn nothing for ever."""
     if len(progress.in_vain) >= min(FUTILE, rounds):
         why = progress.in_vain[-1]
-        raise RunError(f"every update of the last {len(progress.in_vain)} rounds was refused: {why}")
+        raise GivenUp(f"every update of the last {len(progress.in_vain)} rounds was refused: {why}")
 
 
 def is_over(config: Config, progress: Progress) -> bool:

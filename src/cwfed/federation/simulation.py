@@ -46,25 +46,34 @@ TRIED = 16
 class Simulation(Experiment):
     """An experiment with an engine to carry it out."""
 
-    def __init__(self, config: Config, data_dir: str | None = None) -> None:
-        self.device = engine.find_device(config.run.device)
+    def __init__(self, config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> None:
+        self.devices = engine.find_devices(config.run.device, config.run.engine)
         self.notes: list[str] = []
         """What the user should know before the first round."""
-        if config.train.precision == "bf16" and (note := require_bf16(self.device)):
+        if config.train.precision == "bf16" and (note := require_bf16(self.devices[0])):
             self.notes.append(note)
-        super().__init__(config, data_dir)
+        super().__init__(config, data_dir, given)
         self.notes += self._who_holds_nothing()
         self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
         train, run = config.train, config.run
         choice = Choice(
             name=run.engine,
             workers=run.workers,
+            devices=self.devices,
             participants=self.participants(),
             compile=run.compile,
             rounds=train.rounds,
             is_steady=self.participants() == len(self.members) and train.client_dropout == 0,
         )
-        self.engine = engine.choose(self.job(self.federation, self.device), choice)
+        # worker processes have the data on their devices, this one in main memory
+        is_elsewhere = len(self.devices) > 1 or run.engine == "processes"
+        home = torch.device("cpu") if is_elsewhere else self.devices[0]
+        self.engine = engine.choose(self.job(self.federation, home), choice)
+        if (
+            self.engine.name == "vmap" and run.compile == "auto"
+        ):  # what it chose belongs to the run: its config says so
+            self.config = config = config.but(compile="always" if self.engine.compile else "never")
+        self.notes += filter(None, [self.engine.note])
         before = self.start()
         self.engine.rehearse(before.server, self.visit(self.members[0], {}))
         if spent := self.spent(train.rounds):
@@ -73,8 +82,10 @@ class Simulation(Experiment):
 
     def _who_holds_nothing(self) -> list[str]:
         chosen = self.config.data
-        samples = chosen.samples or len(self.federation.data.labels)
-        return data.who_holds_nothing(self.federation, self.members, samples, chosen.room, chosen.validation)
+        whole = self.federation.data
+        samples = chosen.samples or len(whole.labels)
+        room = None if whole.fixed_split else chosen.room
+        return data.who_holds_nothing(self.federation, self.members, samples, room, chosen.validation)
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -96,6 +107,7 @@ class Simulation(Experiment):
             engine=self.engine.name + (f": {self.engine.why}" if self.engine.why else ""),
             pick=self.config.run.pick,
             lower_is_better=self.lower_is_better,
+            names=[self.federation.names[c] for c in self.evaluated] if self.federation.names else [],
         )
 
     def check_progress(self, progress: Progress) -> None:
@@ -240,17 +252,15 @@ class Simulation(Experiment):
     def _measure(self, opened: OpenRound, trained: Mapping[int, Params]) -> None:
         """Measure the models just trained, by participant, and those that clients have on receipt from now on."""
         if not self.is_tuned:
-            opened.measured("trained", self._measure_trained(trained, opened.kept, opened.trained))
+            opened.measured("trained", self._measure_trained(opened, trained))
         after = opened.progress
         opened.measured("received", self._measure_received(after))
         if self.is_tuned:
             opened.measured("trained", self._measure_received(after, is_tuned=True))
 
-    def _measure_trained(
-        self, trained: Mapping[int, Params], kept: dict[int, Params], known: Mapping[int, Score]
-    ) -> dict[int, Score]:
+    def _measure_trained(self, opened: OpenRound, trained: Mapping[int, Params]) -> dict[int, Score]:
         """Scores of the models just trained, and of kept ones that were trained in a round without evaluation."""
-        evaluated = set(self.evaluated)
+        evaluated, kept, known = set(self.evaluated), opened.kept, opened.trained
         models = {client: model for client, model in trained.items() if client in evaluated}
         if self.has_own_models:
             stale = sorted((evaluated & kept.keys()) - models.keys() - known.keys())
@@ -260,7 +270,7 @@ class Simulation(Experiment):
             statistics = self.statistics(kept, c)
             shown = self.after_training(model | statistics, self._counts(c))
             candidates.append(Candidate(Visit(c, statistics=statistics), shown))
-        return dict(zip(models, self.engine.measure(candidates), strict=True))
+        return dict(zip(models, self.engine.measure(candidates, opened.number + 1), strict=True))
 
     def _counts(self, client: int) -> list[float]:
         """n_ij: a client's training samples by class."""
@@ -326,14 +336,16 @@ class Simulation(Experiment):
         for kind in ("histogram", "uniform"):
             candidates = []
             for c in self.newcomers:
-                counts = self._counts(c) if kind == "histogram" else None
-                model = self.completed(self.algorithm.newcomer(progress.server, counts))
-                if counts:
-                    model = self.algorithm.predictor(model, counts, self.task)
+                model = self.newcomer_model(progress, self._counts(c) if kind == "histogram" else None)
                 candidates.append(Candidate(Visit(c, statistics=self.statistics(progress.kept, c)), model))
             right = sum(score.test_right for score in self.engine.measure(candidates))
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
         return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
+
+    def newcomer_model(self, progress: Progress, class_counts: Sequence[float] | None) -> Params:
+        """The model of somebody who never took part, from its label histogram or without."""
+        model = self.completed(self.algorithm.newcomer(progress.server, class_counts))
+        return self.algorithm.predictor(model, class_counts, self.task) if class_counts else model
 
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
@@ -364,13 +376,19 @@ class Simulation(Experiment):
                 "vocabulary": shape.vocabulary,
                 "classes": about.class_names,
             },
-            split={"digest": self.federation.digest(), "histogram": self.federation.histogram().tolist()},
+            split={
+                "digest": self.federation.digest(),
+                "dealt": self.federation.dealt(),
+                "histogram": self.federation.histogram().tolist(),
+                **({"clients": list(self.federation.names)} if self.federation.names else {}),
+            },
             batch_norm=self.config.train.batch_norm,
             engine={
                 "name": self.engine.name,
                 "workers": self.engine.workers,
                 "why": self.engine.why,
-                "device": str(self.device),
+                "device": ",".join(map(str, self.devices)),
+                "compiled": self.engine.compile,
                 "precision": self.config.train.precision,
             },
             words=about.words,
@@ -379,3 +397,7 @@ class Simulation(Experiment):
     def close(self) -> None:
         """End the engine's workers."""
         self.engine.close()
+
+    def reopen(self) -> None:
+        """After `close`: an engine that makes models, one after the other."""
+        self.engine = engine.choose(self.job(self.federation, self.devices[0]), Choice("loop"))

@@ -9,7 +9,9 @@ In your own Flower app it is two lines:
 """
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from cwfed.core.errors import CwfedError
 
@@ -24,9 +26,25 @@ for _name, _value in {
 if find_spec("flwr") is None:
     raise CwfedError('Flower is not installed: pip install "cwfed[flower]"')
 
-from cwfed.flower.client import Site, client_app  # noqa: E402 (after the environment is set)
-from cwfed.flower.plan import Plan  # noqa: E402
-from cwfed.flower.server import server_app  # noqa: E402
-from cwfed.flower.strategy import PersonalisedStrategy  # noqa: E402
+if TYPE_CHECKING:
+    from cwfed.flower.client import Site, client_app
+    from cwfed.flower.plan import Plan
+    from cwfed.flower.server import server_app
+    from cwfed.flower.strategy import PersonalisedStrategy
+else:
+    _PLACES = {
+        "PersonalisedStrategy": "strategy",
+        "Plan": "plan",
+        "Site": "client",
+        "client_app": "client",
+        "server_app": "server",
+    }
+
+    def __getattr__(name: str) -> Any:
+        """Import on first use: a node need not wait for the server's code, nor the gate for torch."""
+        if name not in _PLACES:
+            raise AttributeError(f"module 'cwfed.flower' has no attribute {name!r}")
+        return getattr(import_module(f"cwfed.flower.{_PLACES[name]}"), name)
+
 
 __all__ = ["PersonalisedStrategy", "Plan", "Site", "client_app", "server_app"]

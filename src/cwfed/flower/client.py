@@ -32,7 +32,7 @@ from cwfed.core.metrics import PER_CLASS, SAMPLES, Own, everything
 from cwfed.core.types import Download, Params
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
-from cwfed.engine import Candidate, Loop, Score, find_device
+from cwfed.engine import Candidate, Loop, Score, find_devices
 from cwfed.federation import guard, manifest
 from cwfed.federation.config import Config, PrivacySection
 from cwfed.federation.experiment import Blueprint, deal
@@ -95,7 +95,9 @@ class Worker:
         self._account = account
         self.forms = blueprint.sent_forms()
         self._state = state
-        self._loop = Loop(blueprint.job(federation, find_device(blueprint.config.run.device), self._noise))
+        self._loop = Loop(
+            blueprint.job(federation, find_devices(blueprint.config.run.device, "loop")[0], self._noise)
+        )
 
     def train(self, client: int, round_: int, accepted: int, got: Download, measure: bool) -> RecordDict:
         """One visit: begin, train, finish; what goes up."""
@@ -518,4 +520,9 @@ def _budget(given: Any) -> float:
 def _partition(config: Config, partition: int, partitions: int) -> Dataset:
     """The share of one of the plan's clients, dealt out to as many as there are."""
     section = config.data.model_copy(update={"clients": partitions})
-    return of_client(deal(config.model_copy(update={"data": section})), partition)
+    dealt = deal(config.model_copy(update={"data": section}))
+    if partition not in dealt.shards:
+        raise ConfigError(
+            f"the data are those of {len(dealt)} clients, and this node is partition {partition}: start as many"
+        )
+    return of_client(dealt, partition)

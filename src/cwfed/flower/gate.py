@@ -7,13 +7,19 @@ of them with a registered key; that is checked behind the gate, by Flower.
 
 Nodes that run only signed apps (`flower-supernode --trusted-entities`) expect the signatures with the app; the SuperLink
 has none for apps that do not come from Flower's hub. The gate adds those that lie in its folder. It cannot make any.
+
+A SuperNode (flwr 1.41) that asks for messages and gets none sleeps for three seconds, which nobody can set. So the gate keeps one that asks waiting
+and asks again in its place, with its own signed request, until there is a message or `PATIENCE` is over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import ssl
+import sys
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -21,21 +27,22 @@ from typing import Any
 import httpx
 import uvicorn
 from flwr.proto.fab_pb2 import GetFabResponse
+from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-GET_APP = "/v1/fleet/get-fab"
+GET_APP, GET_MESSAGES = "/v1/fleet/get-fab", "/v1/fleet/pull-messages"
 PASSED_ON = {
     GET_APP,
+    GET_MESSAGES,
     *(
         f"/v1/fleet/{call}"
         for call in (
             "activate-node",
             "deactivate-node",
             "send-node-heartbeat",
-            "pull-messages",
             "push-messages",
             "get-run",
             "push-object",
@@ -47,6 +54,11 @@ PASSED_ON = {
 """All that a SuperNode with a registered key calls (flwr 1.41)."""
 MOST_BYTES = 32 * 2**20
 """Of one request: Flower sends arrays in pieces of 5 MiB."""
+PATIENCE = 20.0
+"""Seconds that a node is kept waiting for a message: it hangs up after 30, and its signature is good for 300."""
+PAUSE, PER_NODE = 0.2, 0.02
+"""Seconds between two questions in a waiting node's place: the former, or the latter times the nodes that wait, so that the SuperLink is asked
+50 times a second at most."""
 OWN_TO_A_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"host"}
 UNCODED = {b"content-encoding", b"content-length", b"transfer-encoding", b"connection", b"date", b"server"}
 
@@ -56,6 +68,9 @@ class Gate:
 
     def __init__(self, superlink: httpx.AsyncClient, signatures: Path) -> None:
         self.superlink, self.signatures = superlink, signatures
+        self.is_ending: Callable[[], bool] = lambda: False
+        self._waiting = 0
+        """Nodes that are kept waiting."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -80,6 +95,8 @@ class Gate:
         passed = [(name, value) for name, value in scope["headers"] if name not in OWN_TO_A_CONNECTION]
         try:
             answer = await self.superlink.post(scope["path"], content=bytes(asked), headers=passed)
+            if scope["path"] == GET_MESSAGES and is_empty(answer):
+                answer = await self._wait(answer, receive)
         except httpx.HTTPError:  # nodes try again on this one
             return 503, [], b"the SuperLink does not answer\n"
         body = answer.content
@@ -88,11 +105,32 @@ class Gate:
         headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in UNCODED]
         return answer.status_code, headers, body
 
+    async def _wait(self, answer: httpx.Response, receive: Receive) -> httpx.Response:
+        """Ask the same again until there is a message; a node that has hung up gets none, so that it is there when the node comes back."""
+        until = time.monotonic() + PATIENCE
+        gone = asyncio.ensure_future(receive())
+        self._waiting += 1
+        try:
+            while is_empty(answer) and time.monotonic() < until and not self.is_ending():
+                await asyncio.wait([gone], timeout=max(PAUSE, PER_NODE * self._waiting))
+                if gone.done():
+                    break
+                answer = await self.superlink.send(answer.request)
+        finally:
+            self._waiting -= 1
+            gone.cancel()
+        return answer
+
     def _with_signatures(self, body: bytes) -> bytes:
         answer = GetFabResponse.FromString(body)
         for key, text in signatures_of(answer.fab.content, self.signatures).items():
             answer.fab.verifications[key] = text
         return bytes(answer.SerializeToString())
+
+
+def is_empty(answer: httpx.Response) -> bool:
+    """Whether an answer is that there is no message."""
+    return answer.status_code == 200 and not PullMessagesResponse.FromString(answer.content).messages_list
 
 
 def signatures_of(bundle: bytes, folder: Path) -> dict[str, str]:
@@ -115,14 +153,23 @@ def serve(public: str, control: int, keys: Path, signatures: Path) -> None:
         limits=httpx.Limits(max_connections=None),
         trust_env=False,
     )
-    uvicorn.run(
-        Gate(superlink, signatures),
-        host=host.strip("[]"),
-        port=int(port),
-        ssl_certfile=keys / "server.crt",
-        ssl_keyfile=str(keys / "server.key"),
-        lifespan="off",
-        access_log=False,
-        server_header=False,
-        log_level="warning",
+    gate = Gate(superlink, signatures)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            gate,
+            host=host.strip("[]"),
+            port=int(port),
+            ssl_certfile=keys / "server.crt",
+            ssl_keyfile=str(keys / "server.key"),
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            log_level="warning",
+        )
     )
+    gate.is_ending = lambda: server.should_exit
+    server.run()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))

@@ -48,6 +48,9 @@ class LocalFederation(Programs):
     plan: Plan
     connection = "trial"
     port: int = field(default_factory=free_port)
+    """Of the SuperLink."""
+    door: int = field(default_factory=free_port)
+    """Of the gate, where the nodes knock."""
 
     @classmethod
     def prepare(
@@ -118,13 +121,15 @@ class LocalFederation(Programs):
     # --- processes
 
     def start_superlink(self) -> None:
-        """The server's end of all connections; returns when it answers."""
+        """The server's end of all connections, and the gate to it; returns when both answer."""
         self.run_superlink(self.port, self.folder / "keys")
+        self.run_gate(f"127.0.0.1:{self.door}", self.port, self.folder / "keys", self.folder / "signatures")
         until = time.monotonic() + programs.STARTS_WITHIN
-        while not programs.answers(self.port):
-            if self.processes["superlink"].poll() is not None or time.monotonic() > until:
-                raise RunError(f"the SuperLink did not start: see {self.folder / 'logs' / 'superlink.log'}")
-            time.sleep(0.2)
+        for name, port in (("superlink", self.port), ("gate", self.door)):
+            while not programs.answers(port):
+                if self.processes[name].poll() is not None or time.monotonic() > until:
+                    raise RunError(f"the {name} did not start: see {self.folder / 'logs' / name}.log")
+                time.sleep(0.2)
 
     def register(self, name: str) -> None:
         """Let the SuperLink know a node's public key; its database may know it from before."""
@@ -143,7 +148,8 @@ class LocalFederation(Programs):
             **node,
         }
         made = self.folder / "keys"
-        self.start(name, *supernode(f"127.0.0.1:{self.port}", made / "ca.crt", made / name, about))
+        helper = self.folder / "forks" / name
+        self.start(name, *supernode(helper, f"127.0.0.1:{self.door}", made / "ca.crt", made / name, about))
 
     def submit(self) -> int:
         """Start the app; the run's number."""

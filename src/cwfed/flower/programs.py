@@ -30,6 +30,10 @@ SOONEST, LATEST = 5.0, 15.0
 """Seconds between two starts of a program that does not stay: twice as long every time, up to the latter."""
 STAYS = 60.0
 """Seconds after which a program counts as running."""
+LOOK_FOR_WORK = 0.1
+"""Seconds between two looks of a SuperNode's helper for a message that has come (Flower's own default is 1)."""
+MODULE = (sys.executable, "-P", "-m")
+"""Starts a module; nothing is imported from the folder in which it is started."""
 MARK = "CWFED_TRIAL"
 """The environment variable by which the processes of a folder are found again."""
 
@@ -86,6 +90,9 @@ class Programs:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get(
+                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(LOOK_FOR_WORK)
+            ),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
 
@@ -151,10 +158,11 @@ class Programs:
                 os.kill(number, signal.SIGKILL)
 
     def close(self) -> None:
-        """End everything, the SuperLink last: nodes say goodbye to it."""
-        order = sorted(self.processes, key=lambda name: name == "superlink")
+        """End everything, the SuperLink last, and before it the gate: nodes say goodbye through it."""
+        last = ["", "gate", "superlink"]
+        order = sorted(self.processes, key=lambda name: last.index(name if name in last else ""))
         for name in order:
-            if name != "superlink":
+            if name not in last:
                 _tell(self.processes[name], signal.SIGTERM)
         for name in order:
             self.end(name)
@@ -173,6 +181,10 @@ class Programs:
             f"--database={self.folder / 'superlink.db'}",
             "--disable-runtime-dependency-installation",
         )
+
+    def run_gate(self, public: str, port: int, keys: Path, signatures: Path) -> None:
+        """The door for nodes, at HOST:PORT, to the SuperLink at this port of the loopback."""
+        self.start("gate", *MODULE, "cwfed.flower.gate", public, str(port), str(keys), str(signatures))
 
     def flwr(self, *command: str) -> str:
         """One of Flower's own commands; its output."""
@@ -232,9 +244,12 @@ class Programs:
         return str(found["status"]), str(found.get("status-details", ""))
 
 
-def supernode(server: str, authority: Path, key: Path, about: dict[str, str | int | bool], *more: str) -> list[str]:
-    """The command of a SuperNode; `about` is what its app is told of it."""
+def supernode(
+    helper: Path, server: str, authority: Path, key: Path, about: dict[str, str | int | bool], *more: str
+) -> list[str]:
+    """The command of a SuperNode; its fork server has the folder `helper`, and `about` is what its app is told of it."""
     return [
+        *(*MODULE, "cwfed.flower.fork_server", str(helper)),
         "flower-supernode",
         f"--superlink={server}",
         f"--root-certificates={authority}",

@@ -35,8 +35,8 @@ from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.runs.checkpoint import Checkpoints
+from cwfed.runs.result import Result
 from cwfed.runs.session import Runner
-from cwfed.runs.summary import Summary
 
 
 class SimulatedRun(FederatedRun):
@@ -106,7 +106,7 @@ def client_folder(state: Path, client: int) -> Path:
     return state / f"client-{client:05d}"
 
 
-def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Callable[[Runner], Summary]) -> Summary:
+def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Callable[[Runner], Result]) -> Result:
     """Make a runner on Flower's simulation engine and have something done with it."""
     simulation = Simulation(_plainly(config), data_dir)  # what is wrong with the settings shows before Ray starts
     folder = str(Path(data_dir).resolve()) if data_dir else os.environ.get("CWFED_DATA")
@@ -116,7 +116,7 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
         strategy = PersonalisedStrategy(
             Plan(config, _section(simulation)), trains=simulation.members, measured=simulation.evaluated
         )
-        outcome: Future[Summary] = Future()
+        outcome: Future[Result] = Future()
         server = ServerApp()
 
         @server.main()
@@ -147,7 +147,7 @@ def _ray(config: Config) -> dict[str, Any]:
 
 def _plainly(config: Config) -> Config:
     """The server's own part, portrait and final models, needs no fast engine."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "loop"})})
+    return config.but(engine="loop")
 
 
 def _section(simulation: Simulation) -> FederationSection:

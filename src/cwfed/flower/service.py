@@ -244,7 +244,7 @@ class Server(Programs):
         if not (here / "superlink.db").exists():
             (here / "admitted.json").unlink(missing_ok=True)  # a new SuperLink knows nobody
         self.run_superlink(control, here)
-        self.start("gate", "cwfed", "flower", "gate", str(here))
+        self.run_gate(self.settings.public, control, here, here / "signatures")
         rest = 0.0
         try:
             while True:
@@ -345,7 +345,7 @@ class Node(Programs):
                 about[key] = str(self.folder / Path(str(about[key])).expanduser())
         trusted = f"--trusted-entities={self.folder / 'trusted.yaml'}"
         node = {"name": self.settings.name, **about}
-        return supernode(self.settings.server, self.folder / "ca.crt", self.key, node, trusted)
+        return supernode(self.folder / "forks", self.settings.server, self.folder / "ca.crt", self.key, node, trusted)
 
     def keep(self) -> None:
         """Keep the SuperNode going, until somebody ends this process."""

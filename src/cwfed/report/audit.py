@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
 
 from cwfed.core.events import Round
-from cwfed.report.figures import legend_text
-from cwfed.report.finished import LeftOut, Method, RunRecord, methods
-from cwfed.report.style import COLOURS, MARKERS, STROKES
-from cwfed.report.tables import markdown_table
+from cwfed.report.drawing import explain, height_for, legend_text, line_of, whole_numbers
+from cwfed.report.finished import LeftOut, RunRecord
+from cwfed.report.groups import Group, Method, methods
+from cwfed.report.style import STROKES, Look
+from cwfed.report.tables import averaged, markdown_table
 
 ESTIMATES = {
     "norms": "row norms of the uploaded output layer, cwFedAvg's p~",
@@ -160,45 +162,67 @@ def as_csv(lines: Sequence[Line]) -> str:
     return text.getvalue()
 
 
-def picture(lines: Sequence[Line]) -> Figure:
-    """Error, rank correlation and separation over the rounds: a colour a run, a stroke an estimate."""
-    panels = {
-        "error": "error of the estimated class counts\n(share of samples in a wrong class)",
-        "rank": "rank correlation with the truth",
-        "auc": "telling absent classes from present ones\n(AUC; 0.5 is a coin)",
-    }
-    figure = Figure(figsize=(11.5, 3.6), layout="constrained")
-    series = _series(lines)
-    colours = {run: i for i, run in enumerate(dict.fromkeys(run for run, _ in series))}
-    names = dict.fromkeys([*ESTIMATES, *(estimate for _, estimate in series)])  # other versions may have others
-    strokes = {name: STROKES[i % len(STROKES)] for i, name in enumerate(names)}
-    grid = figure.subplots(1, len(panels))
-    for axes, (key, title) in zip(grid, panels.items(), strict=True):
-        for (run, estimate), same in series.items():
-            i = colours[run]
-            values = [getattr(line, key) for line in same]
-            look: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markersize": 3.5}
-            axes.plot(
-                [line.round for line in same],
-                [np.nan if value is None else value for value in values],
-                strokes[estimate],
-                color=COLOURS[i % len(COLOURS)],
-                markevery=max(1, len(same) // 8),
-                label=legend_text(f"{run}: {estimate}"),
-                **look,
-            )
+PANELS = {
+    "error": "error of the estimated class counts\n(share of samples in a wrong class)",
+    "rank": "rank correlation with the truth",
+    "auc": "telling absent classes from present ones\n(AUC; 0.5 is a coin)",
+}
+
+
+def picture(records: Sequence[RunRecord]) -> Figure:
+    """Error, rank correlation and separation over the rounds: a colour a method, as in every picture, and a stroke an estimate."""
+    group = Group("", methods(records))
+    found = [
+        (method.label, look, [_lines(method.label, record) for record in method.records])
+        for method, look in zip(group.methods, group.looks, strict=True)
+        if any(r.leaks for record in method.records for r in record.rounds)
+    ]
+    every = [line for _, _, runs in found for run in runs for line in run]
+    known = dict.fromkeys([*ESTIMATES, *(line.estimate for line in every)])  # other versions may have others
+    strokes: dict[str, Any] = {name: STROKES[i % len(STROKES)] for i, name in enumerate(known)}
+    estimates = [name for name in known if any(line.estimate == name for line in every)]
+    figure = Figure(
+        figsize=(13, height_for([*(label for label, _, _ in found), *estimates, "", ""])), layout="constrained"
+    )
+    grid = figure.subplots(1, len(PANELS))
+    for axes, (key, title) in zip(grid, PANELS.items(), strict=True):
+        for _, look, runs in found:
+            for name in estimates:
+                _draw(
+                    axes, [[line for line in run if line.estimate == name] for run in runs], key, look, strokes[name]
+                )
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(axes.xaxis)
         axes.grid(alpha=0.3)
-    guesses = {line.guess for line in lines if line.guess is not None}
-    for guess in guesses:
-        grid[0].axhline(guess, color="0.5", linewidth=0.8, label="1/K for every class")
+    for guess in {line.guess for line in every if line.guess is not None}:
+        grid[0].axhline(guess, color="0.5", linewidth=0.8)
     grid[0].set_ylim(bottom=0)
-    handles, labels = grid[0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    handles = [
+        Line2D([], [], label=legend_text(label), **line_of(look) | {"linestyle": ""}) for label, look, _ in found
+    ]
+    handles += [Line2D([], [], color="0.3", linestyle=strokes[name], label=name) for name in estimates]
+    handles.append(Line2D([], [], color="0.5", linewidth=0.8, label="1/K for every class"))
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
+    rows = [method.row for method in group.methods]
+    told = "; ".join(f"{name}: {ESTIMATES[name]}" for name in estimates if name in ESTIMATES)
+    explain(figure, f"{told[:1].upper()}{told[1:]}. Means over a round's participants.", averaged(rows, "band: ±"))
     return figure
+
+
+def _draw(axes: Axes, runs: Sequence[Sequence[Line]], key: str, look: Look, stroke: str) -> None:
+    """One estimate under one method: the mean over its runs, and a band of one standard deviation."""
+    rounds = sorted(set.intersection(*({line.round for line in run} for run in runs)))
+    if not rounds:
+        return
+    by_round = [{line.round: getattr(line, key) for line in run} for run in runs]
+    values = np.array([[np.nan if row[r] is None else row[r] for r in rounds] for row in by_round], dtype=float)
+    axes.plot(rounds, values.mean(0), **line_of(look, len(rounds)) | {"linestyle": stroke})
+    if len(runs) > 1:
+        std = values.std(0, ddof=1)
+        axes.fill_between(
+            rounds, values.mean(0) - std, values.mean(0) + std, color=look.colour, alpha=0.15, linewidth=0
+        )
 
 
 def _series(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:

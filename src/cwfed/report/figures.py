@@ -1,192 +1,85 @@
-"""Pictures for papers and READMEs, drawn with matplotlib: every function gives a figure, `save` writes it."""
+"""The pictures of an experiment for papers and READMEs, drawn with matplotlib: every function gives a figure."""
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Sequence
-from functools import partial
 from math import ceil
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image
 
-from cwfed.core.errors import ConfigError
 from cwfed.core.types import PHASES, Phase
-from cwfed.report.finished import MEANINGS, UNITS, Group, Horizontal, Method, RunRecord, Vertical
-from cwfed.report.style import COLOURS, HATCHES, MARKERS, STROKES
+from cwfed.report import heatmaps, tables
+from cwfed.report.drawing import (
+    BYTES,
+    explain,
+    height_for,
+    legend_beside,
+    legend_text,
+    line_of,
+    plain,
+    save,
+    whole_numbers,
+)  # fmt: skip
+from cwfed.report.finished import PHASE_WORDS, UNITS, Horizontal, RunRecord, Vertical
+from cwfed.report.groups import Group, Method
+from cwfed.report.many import MANY, worst_to_best
+from cwfed.report.style import HATCHES, PARTS
 
-mpl.rcParams |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "cwfed"}
-FORMATS = ("png", "pdf", "svg")
-LARGE_PNG = 200_000
-"""Bytes."""
-
-
-def check_formats(formats: Sequence[str]) -> None:
-    """An error for a format that cannot be written; before hours of work, not after."""
-    for ending in formats:
-        if ending not in FORMATS:
-            raise ConfigError(f"unknown picture format {ending!r}: known are {', '.join(FORMATS)}")
-
-
-def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """The figure in each format; the same figure gives the same bytes."""
-    check_formats(formats)
-    dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in formats]
-    for path, ending in zip(paths, formats, strict=True):
-        if ending == "png":
-            _save_small_png(figure, path)
-        else:
-            figure.savefig(path, metadata=dates[ending])
-    return paths
+__all__ = ["draw_curves", "everything", "overview", "read_distributions", "save"]
 
 
-def _save_small_png(figure: Figure, path: Path) -> None:
-    """Large drawings of lines and letters with 256 colours, which nobody sees; shades of heat maps stay as they are."""
-    whole = io.BytesIO()
-    figure.savefig(whole, format="png", dpi=130)
-    if whole.tell() < LARGE_PNG or any(axes.images for axes in figure.axes):
-        path.write_bytes(whole.getvalue())
-        return
-    with Image.open(whole) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
-
-
-# --- heat maps
-
-
-class Panel(NamedTuple):
-    """One heat map: rows are clients or class models, columns classes or clients."""
-
-    title: str
-    values: NDArray[Any]
-    rows: str = "client"
-    columns: str = "class"
-    diverging: bool = False
-    """Differences: centred at zero."""
-    row_names: Sequence[int] | None = None
-    """Where the rows are not 0, 1, 2 and so on."""
-    column_names: Sequence[int] | None = None
-
-
-def draw_heat_map(axes: Axes, panel: Panel) -> Any:
-    """Darker is more; differences are brown below zero and blue-green above, and both darken."""
-    values = np.asarray(panel.values, dtype=float)
-    if panel.diverging:
-        top = float(np.nanmax(np.abs(values))) or 1.0
-        scale: dict[str, Any] = {"cmap": "BrBG", "vmin": -top, "vmax": top}
-    else:
-        scale = {"cmap": "Blues"}
-    image = axes.imshow(values, aspect="auto", interpolation="nearest", **scale)
-    axes.set(xlabel=panel.columns, ylabel=panel.rows, title=plain(panel.title))
-    axes.spines[:].set_visible(False)
-    for axis, names in ((axes.xaxis, panel.column_names), (axes.yaxis, panel.row_names)):
-        axis.set_major_locator(MaxNLocator(integer=True))
-        if names is not None:
-            axis.set_major_formatter(partial(_name_of, names))
-    return image
-
-
-def _name_of(names: Sequence[int], place: float, _: object) -> str:
-    """What stands at a place of an axis that counts from 0."""
-    return str(names[int(place)]) if place == int(place) and 0 <= place < len(names) else ""
-
-
-def plain(text: str) -> str:
-    """Text that comes from data: its dollars are no mathematics."""
-    return text.replace("$", r"\$")
-
-
-def legend_text(label: str) -> str:
-    """Long labels in several lines: the picture is for the curves."""
-    return plain(textwrap.fill(label, 32))
-
-
-def heat_maps(panels: Sequence[Panel], columns: int = 4, title: str = "") -> Figure:
-    """Heat maps side by side, each with its own scale."""
-    columns = min(columns, len(panels))
-    lines = ceil(len(panels) / columns)
-    figure = Figure(figsize=(2.9 * columns, 2.6 * lines + (0.3 if title else 0)), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False)
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        figure.colorbar(draw_heat_map(axes, panel), ax=axes)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    if title:
-        figure.suptitle(title)
-    return figure
-
-
-def distribution(histogram: NDArray[np.int64], title: str) -> Figure:
-    """Who holds what."""
-    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    figure.colorbar(draw_heat_map(axes, Panel(textwrap.fill(title, 60), histogram)), label="samples")
-    return figure
-
-
-def norms(label: str, record: RunRecord) -> list[Panel]:
-    """The output norms of a run's models: on receipt, after training, what that changed, and of its class models."""
-    portrait = record.portrait
-    if portrait is None:
-        return []
-    received = np.array(portrait.received)
-    trained = np.array([row if row is not None else [np.nan] * received.shape[1] for row in portrait.trained])
-    names = portrait.clients
-    panels = [Panel(f"{label}:\nreceived", received, row_names=names)]
-    if not np.isnan(trained).all():
-        panels.append(Panel(f"{label}:\ntrained", trained, row_names=names))
-        panels.append(Panel(f"{label}:\ntrained - received", trained - received, diverging=True, row_names=names))
-    if portrait.classes:
-        panels.append(Panel(f"{label}:\nclass models", np.array(portrait.classes), rows="class model"))
-    return panels
-
-
-def mixture(label: str, record: RunRecord) -> list[Panel]:
-    """What each client's model was mixed from."""
-    portrait = record.portrait
-    if portrait is None or portrait.mixture is None or not any(portrait.mixture):
-        return []
-    whose = record.rounds[-1].participants
-    rows = [row if row is not None else [np.nan] * len(whose) for row in portrait.mixture]
-    return [Panel(label, np.array(rows), columns="whose model", row_names=portrait.clients, column_names=whose)]
-
-
-# --- curves
-
-
-def draw_curves(axes: Axes, methods: Sequence[Method], y: Vertical, x: Horizontal = "round") -> None:
+def draw_curves(
+    axes: Axes, group: Group, y: Vertical, x: Horizontal = "round", labels: Sequence[str] | None = None
+) -> None:
     """One line a method: the mean over seeds, with a band of one standard deviation."""
-    for i, method in enumerate(methods):
+    for method, look, label in zip(group.methods, group.looks, labels or group.labels(y), strict=True):
         series = method.series(y, x)
         if not series.x:
             continue
-        colour = COLOURS[i % len(COLOURS)]
-        look: dict[str, Any] = {
-            "marker": MARKERS[i % len(MARKERS)],
-            "markersize": 4,
-            "markevery": max(1, len(series.x) // 8),
-        }
-        axes.plot(
-            series.x, series.y, STROKES[i % len(STROKES)], color=colour, label=legend_text(method.label), **look
-        )
+        axes.plot(series.x, series.y, label=legend_text(label), **line_of(look, len(series.x)))
         if series.std:
             low, high = np.subtract(series.y, series.std), np.add(series.y, series.std)
-            axes.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set(xlabel=UNITS[x], ylabel=MEANINGS[y])
+            axes.fill_between(series.x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel=UNITS[x], ylabel=group.meaning(y))
     axes.grid(alpha=0.3)
     if x == "round":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no round 2.5
+        whole_numbers(axes.xaxis)
     if x == "bytes":
-        axes.xaxis.set_major_formatter(EngFormatter("B"))
+        axes.xaxis.set_major_formatter(BYTES)
+
+
+def spread_in_words(group: Group) -> str:
+    """What the curves are means of and what their bands are."""
+    return tables.averaged([method.row for method in group.methods], "band: ±")
+
+
+def phases_in_words(group: Group, y: Vertical | str = "accuracy") -> str:
+    """What "received" and "trained" behind a name mean, where they stand there."""
+    says = group.labels(y) != [method.label for method in group.methods]
+    told = ", ".join(f"{phase}: {words}" for phase, words in PHASE_WORDS.items())
+    return f"Each method in the phase on which it is reported ({told})." if says else ""
+
+
+def _titled(group: Group, labels: Sequence[str]) -> tuple[Figure, Axes]:
+    """Room for curves with their legend beside them."""
+    figure = Figure(figsize=(6.8, height_for(labels)), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(plain(textwrap.fill(group.title, 60)), fontsize=9)
+    return figure, axes
+
+
+def curves(group: Group, y: Vertical = "accuracy", x: Horizontal = "round") -> Figure:
+    """All methods of an experiment."""
+    figure, axes = _titled(group, group.labels(y))
+    draw_curves(axes, group, y, x)
+    legend_beside(axes)
+    explain(figure, spread_in_words(group), phases_in_words(group, y))
+    return figure
 
 
 def _curves_of(group: Group, y: Vertical) -> Figure | None:
@@ -194,54 +87,51 @@ def _curves_of(group: Group, y: Vertical) -> Figure | None:
     return curves(group, y) if any(method.series(y).y for method in group.methods) else None
 
 
-def curves(group: Group, y: Vertical = "accuracy", x: Horizontal = "round") -> Figure:
-    """All methods of an experiment."""
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    draw_curves(axes, group.methods, y, x)
-    axes.set_title(plain(textwrap.fill(group.title, 60)), fontsize=9)
-    if axes.lines:
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
-    return figure
-
-
 def overview(group: Group) -> Figure:
     """One experiment at a glance: its data, and the accuracy of each method over the rounds, in both phases.
 
     Both, because one local epoch may do as much as a method does: what is handed out says little about what is used.
     """
-    methods = sorted(group.methods, key=lambda m: -m.row["reported"]["mean"])
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
-    left, *panels = figure.subplots(1, 3, width_ratios=[1, 1.2, 1.2])
-    histogram = group.records[0].histogram
-    if histogram.size:
-        figure.colorbar(draw_heat_map(left, Panel("who holds what", histogram)), ax=left, label="samples")
+    best = [f"{m.label}: {' / '.join(_best(m, phase) for phase in PHASES)}" for m in group.methods]
+    figure = Figure(figsize=(13.5, height_for(best, 3.9)), layout="constrained")
+    left, *panels = figure.subplots(1, 3, width_ratios=[1, 1.15, 1.15])
+    record = group.records[0]
+    holdings = (
+        heatmaps.holdings(record.histogram, "who holds what", record.class_names) if record.histogram.size else None
+    )
+    if holdings:
+        heatmaps.draw_with_bar(figure, left, holdings)
     else:
         left.text(0.5, 0.5, "who holds what\nis known to the clients only", ha="center", va="center")
         left.set_axis_off()
     for axes, phase in zip(panels, PHASES, strict=True):
-        shown = [Method(f"{m.label}: {_best(m, phase)}", m.records) for m in methods]
-        draw_curves(axes, shown, phase)
-        axes.set_title({"received": "as received", "trained": "after local training"}[phase])
-        if axes.lines:
-            # few lines leave room below them; many would be covered
-            few = len(methods) <= 4
-            axes.legend(frameon=False, fontsize="small" if few else "x-small", loc="lower right" if few else "best")
+        draw_curves(axes, group, phase, labels=best)
+        axes.set_title(PHASE_WORDS[phase])
     low = min(axes.get_ylim()[0] for axes in panels)
     high = max(axes.get_ylim()[1] for axes in panels)
     for axes in panels:
         axes.set_ylim(low, high)
-    figure.suptitle(
-        plain(f"{group.records[0].started.dataset}, all clients' personal models; best round on test"), fontsize=10
+    order = sorted(range(len(best)), key=lambda i: -group.methods[i].row["reported"]["mean"])
+    found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    names = [legend_text(best[i]) for i in order if legend_text(best[i]) in found]
+    if names:
+        title = "best round on test, %:\nas received / after local training"
+        lines = [found[name] for name in names]
+        figure.legend(lines, names, title=title, frameon=False, loc="outside right upper", alignment="left")
+    explain(
+        figure,
+        "* the phase on which the method is reported.",
+        spread_in_words(group),
+        f"Who holds what: {holdings.said}." if holdings and holdings.said else "",
     )
+    figure.suptitle(plain(f"{record.started.dataset}, all clients' personal models"), fontsize=10)
     return figure
 
 
 def _best(method: Method, phase: Phase) -> str:
     """The best round's accuracy; a star marks the phase on which the method is reported."""
     mean = method.row["accuracy"][phase]["best"]["mean"]
-    star = "*" if method.first.started.phase == phase else ""
-    return f"{100 * mean:.1f} %{star}" if mean is not None else "not measured"
+    return "not measured" if mean is None else f"{100 * mean:.1f}{'*' if method.phase == phase else ''}"
 
 
 # --- clients
@@ -249,76 +139,108 @@ def _best(method: Method, phase: Phase) -> str:
 
 def clients(group: Group) -> Figure:
     """The accuracy of each client under each method, worst to best: who is left behind."""
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for i, (method, record) in enumerate(zip(group.methods, group.records, strict=True)):
-        values = np.sort(list(record.client_accuracies().values()))
-        style = MARKERS[i % len(MARKERS)] + STROKES[i % len(STROKES)]
+    figure, axes = _titled(group, group.labels())
+    for record, look, label in zip(group.records, group.looks, group.labels(), strict=True):
+        places, values = worst_to_best(list(record.client_accuracies().values()))
         axes.plot(
-            100 * values, style, color=COLOURS[i % len(COLOURS)], label=legend_text(method.label), markersize=3.5
+            places, 100 * np.array(values), label=legend_text(label), **line_of(look, max(0, len(places) - MANY))
         )
-    axes.set(xlabel="clients, worst to best under each method", ylabel=MEANINGS["accuracy"])
-    axes.set_title(plain(textwrap.fill(group.title, 60)), fontsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="clients, worst to best under each method", ylabel=group.meaning("accuracy"))
+    whole_numbers(axes.xaxis)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1))
+    legend_beside(axes)
+    explain(figure, _one_run(group), phases_in_words(group))
     return figure
+
+
+def _one_run(group: Group) -> str:
+    """What a picture of single clients is of, where the experiment has several seeds."""
+    several = any(len(method.records) > 1 for method in group.methods)
+    return f"Best round of the run with seed {group.records[0].started.seed}." if several else "Best round."
 
 
 def classes(group: Group) -> Figure | None:
     """The recall of each class under each method, over all clients."""
-    found = [(m.label, r.summary.per_class.recall) for m, r in zip(group.methods, group.records, strict=True)
-             if r.summary.per_class]  # fmt: skip
+    found = [(label, record.summary.per_class.recall) for label, record in zip(group.labels(), group.records, strict=True)
+             if record.summary.per_class]  # fmt: skip
     if not found:
         return None
     values = np.array([[np.nan if v is None else 100 * v for v in recalls] for _, recalls in found])
-    figure = Figure(figsize=(6.4, 1.1 + 0.25 * len(found)), layout="constrained")
+    figure = Figure(figsize=(6.4, 1.6 + 0.25 * len(found)), layout="constrained")
     axes = figure.subplots()
-    figure.colorbar(draw_heat_map(axes, Panel("recall of each class, %; best round", values, rows="")), ax=axes)
+    panel = heatmaps.Panel(
+        "recall of each class", values, "recall, %", rows="", column_names=group.records[0].class_names
+    )
+    heatmaps.draw_with_bar(figure, axes, panel)
     axes.set_yticks(range(len(found)), [legend_text(label) for label, _ in found])
+    explain(figure, _one_run(group), phases_in_words(group))
     return figure
 
 
 def gains(group: Group) -> Figure | None:
-    """Points that each client gains or loses against Local and FedAvg."""
-    panels = []
-    for base in group.baselines():
-        rows = {other: found for other in range(len(group.methods)) if (found := group.gains(base, other))}
-        if rows:
-            names = list(next(iter(rows.values())))
-            title = f"points gained against {group.methods[base].label}"
-            values = np.array([[row[c] for c in names] for row in rows.values()])
-            panels.append((Panel(title, values, rows="", diverging=True, column_names=names, columns="client"), rows))
-    if not panels:
+    """Points that each client gains or loses against Local and FedAvg; of many clients sorted curves."""
+    found = {
+        base: {i: gained for i in range(len(group.methods)) if (gained := group.gains(base, i))}
+        for base in group.baselines()
+    }
+    found = {base: rows for base, rows in found.items() if rows}
+    if not found:
         return None
-    figure = Figure(figsize=(6.4, sum(1.1 + 0.25 * len(rows) for _, rows in panels)), layout="constrained")
-    grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[3 + len(rows) for _, rows in panels])
-    for axes, (panel, rows) in zip(grid.flat, panels, strict=True):
-        figure.colorbar(draw_heat_map(axes, panel), ax=axes)
-        axes.set_yticks(range(len(rows)), [legend_text(group.methods[i].label) for i in rows])
+    many = max(len(gained) for rows in found.values() for gained in rows.values()) > MANY
+    heights = [2.6 if many else 1.2 + 0.25 * len(rows) for rows in found.values()]
+    figure = Figure(figsize=(6.8, sum(heights) + 0.2), layout="constrained")
+    grid = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)
+    for axes, (base, rows) in zip(grid.flat, found.items(), strict=True):
+        if many:
+            _sorted_gains(axes, group, base, rows)
+        else:
+            heatmaps.draw_with_bar(figure, axes, heatmaps.gains(group, base, rows))
+            axes.set_yticks(range(len(rows)), [legend_text(group.labels()[i]) for i in rows])
+    explain(figure, _one_run(group), phases_in_words(group))
     return figure
+
+
+def _sorted_gains(axes: Axes, group: Group, base: int, rows: dict[int, dict[int, float]]) -> None:
+    for i, gained in rows.items():
+        places, points = worst_to_best(list(gained.values()))
+        axes.plot(places, points, label=legend_text(group.labels()[i]), **line_of(group.looks[i], len(places)))
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set(
+        xlabel="clients, worst to best under each method",
+        ylabel="points",
+        title=f"gained against {plain(group.labels()[base])}",
+    )
+    axes.grid(alpha=0.3)
+    legend_beside(axes)
 
 
 def distributions(group: Group) -> Figure | None:
     """p~, read from the weights that clients sent last, against p."""
-    found = [
-        (m.label, read_distributions(r)) for m, r in zip(group.methods, group.records, strict=True) if r.portrait
-    ]
-    shown = [(label, p, estimate) for label, (p, estimate) in found if len(p)]
+    found = [(i, *read_distributions(record)) for i, record in enumerate(group.records) if record.portrait]
+    shown = [(i, p, estimate) for i, p, estimate in found if len(p)]
     if not shown:
         return None
     columns = min(4, len(shown))
     lines = ceil(len(shown) / columns)
-    figure = Figure(figsize=(2.5 * columns, 2.5 * lines), layout="constrained")
+    figure = Figure(figsize=(2.5 * columns, 2.7 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, (label, p, estimate) in zip(grid.flat, shown, strict=False):
+    for axes, (i, p, estimate) in zip(grid.flat, shown, strict=False):
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
-        axes.plot(p, estimate, ".", color=COLOURS[0], markersize=3, alpha=0.6)
+        axes.plot(p, estimate, ".", color=group.looks[i].colour, markersize=3, alpha=0.6)
         axes.set(xlabel="p", ylabel="p~")
-        axes.set_title(legend_text(label), fontsize=8)
+        axes.tick_params(labelbottom=True)  # there may be nothing below
+        axes.set_title(f"{legend_text(group.methods[i].label)}\n{nearness(group.records[i])}", fontsize=8)
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
+    explain(figure, "A dot: one class of one client. On the line, p~ is p.")
     return figure
+
+
+def nearness(record: RunRecord) -> str:
+    """How near p~ was to p in a run's last round: a flat p~ may correlate well and still be far away."""
+    last = record.rounds[-1]
+    known = (("correlation", last.correlation, ".2f"), ("||p - p~||", last.distance, ".3f"))
+    return ", ".join(f"{what} {value:{digits}}" for what, value, digits in known if value is not None)
 
 
 def read_distributions(record: RunRecord) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -333,35 +255,33 @@ def read_distributions(record: RunRecord) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def cost(group: Group) -> Figure:
     """What was sent, and where the time went."""
-    figure = Figure(figsize=(9, 0.9 + 0.32 * len(group.methods)), layout="constrained")
+    figure = Figure(figsize=(9, 1.5 + 0.32 * len(group.methods)), layout="constrained")
     labels = [legend_text(method.label) for method in group.methods]
     for axes, key, unit in zip(
-        figure.subplots(1, 2, sharey=True), ("traffic", "seconds"), ("bytes sent", "seconds"), strict=True
+        figure.subplots(1, 2, sharey=True), ("traffic", "seconds"), ("data sent", "seconds"), strict=True
     ):
         found = [{k: v for k, v in r.summary[key].items() if k != "total"} for r in group.records]
         ends = np.zeros(len(found))
         for i, part in enumerate(dict.fromkeys(part for row in found for part in row)):
             values = np.array([row.get(part, 0.0) for row in found])
-            axes.barh(
-                labels,
-                values,
-                left=ends,
-                color=COLOURS[i % len(COLOURS)],
-                hatch=HATCHES[i % len(HATCHES)],
-                label=part,
-            )
+            look = {"color": PARTS[i % len(PARTS)], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
+            axes.barh(range(len(labels)), values, left=ends, label=plain(part), **look)
             ends += values
+        axes.set_yticks(range(len(labels)), labels)
         axes.set_xlabel(unit)
         if key == "traffic":
-            axes.xaxis.set_major_formatter(EngFormatter("B"))
-        axes.legend(frameon=False, fontsize=7)
+            axes.xaxis.set_major_formatter(BYTES)
+        if ends.size:
+            axes.legend(frameon=False, fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0)
     figure.axes[0].invert_yaxis()
+    seed = group.records[0].started.seed
+    explain(figure, f"Of the run with seed {seed}." if any(len(m.records) > 1 for m in group.methods) else "")
     return figure
 
 
 def everything(group: Group) -> dict[str, Figure]:
     """All pictures of an experiment by name."""
-    histogram = group.records[0].histogram
+    first = group.records[0]
     found: dict[str, Figure | None] = {
         "overview": overview(group),
         "accuracy-rounds": curves(group),
@@ -377,15 +297,17 @@ def everything(group: Group) -> dict[str, Figure]:
         "distance": curves(group, "distance"),
         "clients": clients(group),
         "gains": gains(group),
-        "data": distribution(histogram, group.title) if histogram.size else None,
+        "data": heatmaps.distribution(first.histogram, group.title, first.class_names)
+        if first.histogram.size
+        else None,
         "distributions": distributions(group),
         "cost": cost(group),
     }
     pairs = [(method.label, record) for method, record in zip(group.methods, group.records, strict=True)]
-    output = [panel for label, record in pairs for panel in norms(label, record)]
-    mixtures = [panel for label, record in pairs for panel in mixture(label, record)]
+    output = [panels for label, record in pairs if (panels := heatmaps.norms(label, record))]
+    mixtures = [panel for label, record in pairs for panel in heatmaps.mixture(label, record)]
     if output:
-        found["output-norms"] = heat_maps(output)
+        found["output-norms"] = heatmaps.heat_maps(output)
     if mixtures:
-        found["mixtures"] = heat_maps(mixtures)
+        found["mixtures"] = heatmaps.heat_maps(heatmaps.in_lines(mixtures))
     return {name: figure for name, figure in found.items() if figure is not None}

@@ -6,11 +6,11 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,14 @@ from cwfed import __version__
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import PhaseResult, Portrait, Round, Started
 from cwfed.core.files import sha256
-from cwfed.core.metrics import BUILT_IN, is_share
-from cwfed.core.types import Phase
+from cwfed.core.metrics import is_share
+from cwfed.core.types import PHASES, Phase
 from cwfed.data import classes_held_by_nobody
 from cwfed.federation.config import FREE_TO_CHANGE, Config
 from cwfed.federation.settings import flat
+from cwfed.runs import archive
 from cwfed.runs.folder import RunFolder
-from cwfed.runs.summary import Summary, aggregate
+from cwfed.runs.summary import Summary
 
 Horizontal = Literal["round", "bytes", "seconds"]
 Vertical = Literal[
@@ -52,10 +53,15 @@ MEANINGS: dict[Vertical, str] = {
     "correlation": "correlation of p~ with p",
     "distance": "||p - p~||",
 }
-UNITS: dict[Horizontal, str] = {"round": "round", "bytes": "bytes sent", "seconds": "seconds"}
-APART = "Runs that differ in more than algorithm and seed are experiments of their own, and are not ranked together:"
+UNITS: dict[Horizontal, str] = {"round": "round", "bytes": "data sent", "seconds": "seconds"}
+PHASE_WORDS: dict[Phase, str] = {"received": "as received", "trained": "after local training"}
 RUN_FILES = ("config.toml", "events.jsonl")
 """Either makes a folder a run's."""
+
+
+def is_of_reported_phase(y: Vertical | str) -> bool:
+    """Whether a curve shows each method in the phase on which it is reported, which is not the same for all methods."""
+    return not y.startswith(PHASES) and y not in ("training loss", "correlation", "distance")
 
 
 def release(version: str) -> tuple[int, int] | None:
@@ -66,14 +72,6 @@ def release(version: str) -> tuple[int, int] | None:
 
 THIS, FIRST_READ = release(__version__) or (0, 0), (0, 1)
 """Runs from the second to the first are read; those of other releases say so in a note."""
-
-
-class Series(NamedTuple):
-    """A curve over the rounds: the mean over seeds, and their standard deviation where there are several."""
-
-    x: list[float]
-    y: list[float]
-    std: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,18 @@ class RunRecord:
     rounds: list[Round]
     summary: Summary
     manifest: dict[str, Any]
+    sealed: bool = True
+    """Whether all its files say their checksums; those of early versions do not."""
 
     @property
     def portrait(self) -> Portrait | None:
         """The models at the end; runs of earlier versions have none."""
         return self.rounds[-1].portrait
+
+    @property
+    def class_names(self) -> list[str]:
+        """As the data set has them."""
+        return [str(name) for name in self.manifest["data"]["classes"]]
 
     @property
     def histogram(self) -> NDArray[np.int64]:
@@ -167,8 +172,14 @@ class RunRecord:
 def read_run(path: str | Path, label: str = "") -> RunRecord:
     """A finished run whose files belong together; RunError for anything else.
 
-    The summary is computed anew from the events and must be the one that was written.
+    The summary is computed anew from the events and must be the one that was written. The path may be an archive (`archive`).
     """
+    if archive.is_archive(path):
+        with archive.opened(path) as scratch:
+            try:
+                return replace(read_run(scratch, label), path=Path(path))
+            except CwfedError as error:
+                raise RunError(str(error).replace(str(scratch), str(path))) from None
     folder = RunFolder(path)
     summary, happened = folder.result()
     manifest = _read_manifest(folder)
@@ -176,9 +187,8 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
     started = next(event for event in happened if isinstance(event, Started))
     rounds = [event for event in happened if isinstance(event, Round)]
     _check_together(folder, config, manifest, started, rounds)
-    return RunRecord(
-        label or f"{started.algorithm}, seed {started.seed}", folder.path, config, started, rounds, summary, manifest
-    )
+    label = label or f"{started.algorithm}, seed {started.seed}"
+    return RunRecord(label, folder.path, config, started, rounds, summary, manifest, folder.is_sealed())
 
 
 def _read_manifest(folder: RunFolder) -> dict[str, Any]:
@@ -224,13 +234,17 @@ class LeftOut:
 
 
 def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Run folders among and below the given folders, each once; one that lost a file is still one."""
+    """Run folders and archives among and below the given ones, each once; a folder that lost a file is still one."""
     seen = set()
     for path in map(Path, paths):
-        if not path.is_dir():
-            raise RunError(f"{path} is not a folder: give a run's folder, or one with run folders below it")
-        below = (file.parent for name in RUN_FILES for file in path.rglob(name))
-        found = [path] if any((path / name).exists() for name in RUN_FILES) else sorted(set(below))
+        if not path.is_dir() and not archive.is_archive(path):
+            raise RunError(
+                f"{path} is no folder and no archive: give a run's folder, one with runs below it, or what cwfed export made"
+            )
+        below = {file.parent for name in RUN_FILES for file in path.rglob(name)}
+        below |= set(filter(archive.is_archive, path.rglob(f"*{archive.ENDING}")))
+        is_run = archive.is_archive(path) or any((path / name).exists() for name in RUN_FILES)
+        found = [path] if is_run else sorted(below)
         if not found:
             raise RunError(f"{path} holds no run of cwfed, nor does a folder below it: cwfed run makes one")
         for folder in found:
@@ -248,7 +262,7 @@ def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]
         try:
             record = read_run(path)
         except CwfedError as error:
-            left_out.append(LeftOut(path, _why(path, error)))
+            left_out.append(LeftOut(path, why_left_out(path, error)))
             continue
         key = json.dumps([record.settings(), record.started.seed, record.manifest["data"]["digest"]], sort_keys=True)
         if key in known:
@@ -259,9 +273,10 @@ def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]
     return records, left_out
 
 
-def _why(path: Path, error: CwfedError) -> str:
+def why_left_out(path: Path, error: CwfedError) -> str:
+    """In a sentence: what is wrong with a run that cannot be read."""
     folder = RunFolder(path)
-    if folder.finished:
+    if folder.finished or archive.is_archive(path):
         return str(error)
     try:
         folder.config()
@@ -273,152 +288,3 @@ def _why(path: Path, error: CwfedError) -> str:
 def go_on(path: Path) -> str:
     """The command that resumes a run."""
     return f"cwfed run --resume --out {shlex.quote(str(path))}"
-
-
-@dataclass(frozen=True)
-class Method:
-    """One row of a comparison: the runs of an algorithm with its settings, one a seed."""
-
-    label: str
-    records: list[RunRecord]
-    row: dict[str, Any] = field(init=False)
-    """Mean and standard deviation of what the table shows."""
-
-    def __post_init__(self) -> None:
-        summaries = [replace(record.summary, notes=record.notes) for record in self.records]
-        object.__setattr__(self, "row", aggregate(self.label, summaries))
-
-    @property
-    def first(self) -> RunRecord:
-        """The run of the smallest seed."""
-        return self.records[0]
-
-    def series(self, y: Vertical | str, x: Horizontal = "round") -> Series:
-        """A curve, averaged over the seeds."""
-        curves = [dict(record.points(y)) for record in self.records]
-        shared = sorted(set(curves[0]).intersection(*curves[1:]))
-        values = np.array([[curve[i] for i in shared] for curve in curves])
-        along = [record.along(x) for record in self.records]
-        ends = np.array([[a[i] for i in shared] for a in along])
-        std = values.std(0, ddof=1).tolist() if len(curves) > 1 else None
-        return Series(ends.mean(0).tolist(), values.mean(0).tolist(), std)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that can be ranked: they differ in algorithm and seed, and in nothing else that decides the results."""
-
-    title: str
-    methods: list[Method]
-
-    @property
-    def records(self) -> list[RunRecord]:
-        """One run of each method: of the split that most methods have, so that clients can be compared."""
-        shared = self.aligned()
-        return [shared.get(i, method.first) for i, method in enumerate(self.methods)]
-
-    def aligned(self) -> dict[int, RunRecord]:
-        """By method, its run on the one split that most methods have: there client 3 is the same client."""
-        by_split: dict[str, dict[int, RunRecord]] = {}
-        for i, method in enumerate(self.methods):
-            for record in method.records:
-                by_split.setdefault(record.split, {}).setdefault(i, record)
-        return max(by_split.values(), key=len)
-
-    def own_metrics(self) -> list[str]:
-        """The users' own that any of the methods was measured by."""
-        names = dict.fromkeys(name for method in self.methods for name in method.row["metrics"])
-        return [name for name in names if name not in BUILT_IN]
-
-    def differing(self) -> dict[str, list[Any]]:
-        """Settings in which the methods differ, one value a method."""
-        tables = [method.first.settings() for method in self.methods]
-        keys = dict.fromkeys(key for table in tables for key in table)
-        found = {key: [table.get(key) for table in tables] for key in keys}
-        return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
-
-    def baselines(self) -> list[int]:
-        """The methods that others are compared with, client by client: Local and FedAvg, or the first one."""
-        shared = self.aligned()
-        wanted = [i for name in ("local", "fedavg") for i in shared if shared[i].started.algorithm == name]
-        return wanted or [min(shared)]
-
-    def gains(self, base: int, other: int) -> dict[int, float]:
-        """By client, the points of accuracy it has more under `other` than under `base`; none if they cannot be compared."""
-        shared = self.aligned()
-        if base == other or base not in shared or other not in shared:
-            return {}
-        there, here = shared[base].client_accuracies(), shared[other].client_accuracies()
-        return {client: 100 * (here[client] - there[client]) for client in there if client in here}
-
-
-def group(records: Sequence[RunRecord]) -> list[Group]:
-    """Runs by experiment: all settings but the algorithm's are the same, and so are data and network."""
-    experiments: dict[str, list[RunRecord]] = {}
-    for record in records:
-        # not by the number of parameters: an algorithm may change the head
-        same = [_surroundings(record), record.manifest["data"]["digest"], record.manifest["model"]["name"]]
-        experiments.setdefault(json.dumps(same, sort_keys=True), []).append(record)
-    members = list(experiments.values())
-    titles = _titles([same[0] for same in members])
-    return [Group(title, methods(same)) for title, same in zip(titles, members, strict=True)]
-
-
-def methods(records: Sequence[RunRecord]) -> list[Method]:
-    """Runs by algorithm and settings, with labels that tell them apart; seeds of the same belong together."""
-    by_settings: dict[str, list[RunRecord]] = {}
-    for record in records:
-        same = [record.settings(), record.manifest["data"]["digest"]]
-        by_settings.setdefault(json.dumps(same, sort_keys=True), []).append(record)
-    runs = [sorted(same, key=lambda r: r.started.seed) for same in by_settings.values()]
-    return [Method(label, same) for label, same in zip(_labels(runs), runs, strict=True)]
-
-
-def _surroundings(record: RunRecord) -> dict[str, Any]:
-    """All settings but those of the method: its hyper-parameters, and the code of the user's own."""
-    settings = record.settings()
-    return {key: value for key, value in settings.items() if key != "code" and not key.startswith("algorithm.")}
-
-
-def describe(record: RunRecord) -> str:
-    """The experiment in a few words."""
-    data, model = record.config.data, record.manifest["model"]["name"]
-    if "federation" in record.manifest:  # what its nodes hold is theirs
-        shape = "x".join(map(str, record.manifest["data"].get("shape", [])))
-        return f"federation, samples of {shape or 'unknown shape'}, {record.started.classes} classes, {model}"
-    some = f", {data.samples:,} samples" if data.samples else ""
-    return f"{record.started.dataset}{some}, {data.how_split()}, {record.started.clients} clients, {model}"
-
-
-def _titles(firsts: Sequence[RunRecord]) -> list[str]:
-    """The experiments in a few words, with the settings that tell them from others of the same words."""
-    plain = [describe(record) for record in firsts]
-    titles = []
-    for title, record in zip(plain, firsts, strict=True):
-        namesakes = [other for other, words in zip(firsts, plain, strict=True) if words == title]
-        told = _told_apart(_surroundings(record), [_surroundings(other) for other in namesakes])
-        if len({other.manifest["data"]["digest"] for other in namesakes}) > 1:
-            told = [*told, f"data {record.manifest['data']['digest'][:8]}"]
-        titles.append("; ".join([title, *([", ".join(told)] if told else [])]))
-    return titles
-
-
-def _labels(runs: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """The algorithm's name, with the settings that tell it from others of the same name."""
-    labels = []
-    for same in runs:
-        name = same[0].started.algorithm
-        namesakes = [other[0].settings() for other in runs if other[0].started.algorithm == name]
-        told = _told_apart(same[0].settings(), namesakes)
-        labels.append(f"{name} ({', '.join(told)})" if told else name)
-    return labels
-
-
-def _told_apart(mine: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
-    """The settings in which others differ from these, as key=value."""
-    keys = [key for key, value in mine.items() if any(other.get(key) != value for other in others)]
-    return [f"{key.removeprefix('algorithm.')}={_plain(mine[key])}" for key in keys]
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -12,10 +12,11 @@ from cwfed.core.errors import ConfigError, CwfedError, did_you_mean
 from cwfed.federation.config import current_name, parse_value
 from cwfed.federation.settings import flat
 from cwfed.report.finished import folders, read_run
-from cwfed.report.tables import duration
-from cwfed.runs.folder import RunFolder
+from cwfed.report.tables import duration, size
+from cwfed.runs.archive import is_archive
+from cwfed.runs.folder import RunFolder, on_disk
 
-SORTABLE = ("folder", "accuracy", "rounds", "seconds", "started")
+SORTABLE = ("folder", "accuracy", "rounds", "seconds", "started", "bytes")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Listed:
     started: str = ""
     why: str = ""
     """What is wrong with it, where something is."""
+    bytes: int = 0
+    """On disk."""
 
     def cells(self) -> tuple[str, ...]:
         """As text, for a table."""
@@ -44,6 +47,7 @@ class Listed:
             "–" if self.accuracy is None else f"{self.accuracy:.2%}",
             self.state,
             "–" if self.seconds is None else duration(self.seconds),
+            size(self.bytes),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,18 +61,20 @@ def look(paths: Iterable[Path]) -> list[Listed]:
 
 
 def _look(path: Path) -> Listed:
-    folder = RunFolder(path)
+    folder, used = RunFolder(path), on_disk(path)
     settings: dict[str, Any] = {}
     try:
-        settings = flat(folder.config().model_dump())
-        if not folder.finished:
-            rounds = sum(1 for event in folder.events() if event.kind == "round") if _has_events(path) else 0
-            return Listed(path, "unfinished", settings, rounds)
+        if not is_archive(path):
+            settings = flat(folder.config().model_dump())
+            if not folder.finished:
+                rounds = sum(1 for event in folder.events() if event.kind == "round") if _has_events(path) else 0
+                return Listed(path, "unfinished", settings, rounds, bytes=used)
         run = read_run(path)
     except CwfedError as error:
-        return Listed(path, "damaged", settings, why=str(error))
+        return Listed(path, "damaged", settings, why=str(error), bytes=used)
     reported, seconds = run.summary.reported.accuracy, run.summary.seconds["total"]
-    return Listed(path, "finished", settings, run.summary.rounds, reported, seconds, run.manifest.get("started", ""))
+    settings, started = settings or flat(run.config.model_dump()), run.manifest.get("started", "")
+    return Listed(path, "finished", settings, run.summary.rounds, reported, seconds, started, bytes=used)
 
 
 def _has_events(path: Path) -> bool:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from plotly.offline import get_plotlyjs
 
 from cwfed.core.metrics import words
 from cwfed.report import tables
-from cwfed.report.finished import APART, MEANINGS, UNITS, Group, Horizontal, LeftOut, Method, RunRecord, Vertical
-from cwfed.report.style import COLOURS, DASHES, DIVERGING, SEQUENTIAL, SYMBOLS
+from cwfed.report.finished import MEANINGS, UNITS, LeftOut
+from cwfed.report.groups import APART, Group
+from cwfed.report.page_data import page_data
 
 NORMS = {
     "received": "on receipt",
@@ -26,29 +26,20 @@ NORMS = {
 }
 
 
-def write(path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = ()) -> None:
-    """The page of these experiments; what was left out is named on it."""
+def write(
+    path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = (), opening: str = ""
+) -> None:
+    """The page of these experiments; what was left out is named on it. `opening` is HTML that stands before them."""
     assets = resources.files("cwfed.report") / "assets"
     style, script = (assets / name for name in ("page.css", "page.js"))
-    data = {
-        "groups": [_data(group) for group in groups],
-        "style": {
-            "colours": COLOURS,
-            "dashes": DASHES,
-            "symbols": SYMBOLS,
-            "sequential": SEQUENTIAL,
-            "diverging": DIVERGING,
-        },
-        "axes": {"x": UNITS, "y": MEANINGS | {name: words(name) for group in groups for name in group.own_metrics()}},
-    }
-    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), _contents(groups)]
+    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), opening, _contents(groups)]
     alone = len(groups) == 1 and groups[0].title == title
     body += [_section(i, group, "All methods" if alone else group.title) for i, group in enumerate(groups)]
     path.write_text(
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{style.read_text()}</style></head>'
-        f'<body>{"".join(body)}<script id=data type="application/json">{_json(data)}</script>'
+        f'<body>{"".join(body)}<script id=data type="application/json">{_json(page_data(groups))}</script>'
         f"<script>{get_plotlyjs()}</script><script>{script.read_text()}</script></body></html>",
         encoding="utf-8",
         errors="xmlcharrefreplace",  # half a character, which JSON can hold
@@ -59,62 +50,6 @@ def _json(data: Any) -> str:
     """JSON that may stand inside a page: no name from the data can end the script it stands in."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-# --- what the plots show
-
-
-def _data(group: Group) -> dict[str, Any]:
-    shared, bases = group.aligned(), group.baselines()
-    first = group.records[min(shared)]
-    everybody = range(len(group.methods))
-    return {
-        "methods": [
-            _method(m, r, i in shared, group.own_metrics())
-            for i, (m, r) in enumerate(zip(group.methods, group.records, strict=True))
-        ],
-        "classes": [str(name) for name in first.manifest["data"]["classes"]],
-        "histogram": first.histogram.tolist(),
-        "gains": {
-            str(base): {str(i): found for i in everybody if (found := _gains_of(group, base, i))} for base in bases
-        },
-    }
-
-
-def _gains_of(group: Group, base: int, other: int) -> dict[str, float]:
-    return {str(client): _short(points) for client, points in group.gains(base, other).items()}
-
-
-def _method(method: Method, record: RunRecord, is_aligned: bool, own: Sequence[str]) -> dict[str, Any]:
-    """What the plots know of a method; of its clients only where they are those of the other methods."""
-    accuracies = record.client_accuracies() if is_aligned else {}
-    portrait = record.portrait
-    return {
-        "label": method.label,
-        "series": {y: _series(method, y) for y in (*get_args(Vertical), *own)},
-        "clients": {"id": list(accuracies), "accuracy": [_short(100 * a) for a in accuracies.values()]},
-        "recall": record.summary.per_class and record.summary.per_class.recall,
-        "portrait": portrait and dataclasses.asdict(portrait) | {"participants": record.rounds[-1].participants},
-        "traffic": record.summary["traffic"],
-        "seconds": {k: v for k, v in record.summary.seconds.items() if k != "total"},
-    }
-
-
-def _series(method: Method, y: Vertical | str) -> dict[str, Any]:
-    along = {x: method.series(y, x) for x in get_args(Horizontal)}
-    found = along["round"]
-    return {
-        "x": {x: [_short(v) for v in series.x] for x, series in along.items()},
-        "y": [_short(v) for v in found.y],
-        "std": found.std and [_short(v) for v in found.std],
-    }
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-# --- the words around them
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> str:
@@ -132,14 +67,12 @@ def _contents(groups: Sequence[Group]) -> str:
 
 
 def _section(number: int, group: Group, heading: str) -> str:
-    labels = [method.label for method in group.methods]
+    labels, rows = [method.label for method in group.methods], [method.row for method in group.methods]
     places = {str(i): labels[i] for i in group.baselines()}
     methods = {str(i): label for i, label in enumerate(labels)}
-    best = max(range(len(labels)), key=lambda i: group.methods[i].row["reported"]["mean"])
+    best = group.ranked()[0]
     seeds = max(len(method.records) for method in group.methods)
     one_split = group.records[0].config.data.split_seed >= 0
-    over = "training seeds on one split" if one_split else "seeds, each with a split of its own"
-    averaged = f" Mean ± standard deviation over up to {seeds} {over}." if seeds > 1 else ""
     others = "other seeds train on the same split" if one_split else "other seeds deal the data out otherwise"
     one_seed = f" Seed {group.records[0].started.seed}: {others}." if seeds > 1 else ""
     one_run = f"Of the run with seed {group.records[0].started.seed}; the table has the mean." if seeds > 1 else ""
@@ -149,7 +82,7 @@ def _section(number: int, group: Group, heading: str) -> str:
     one_seed = escape(one_seed)
     parts = [
         f'<section data-group="{number}" id="experiment-{number}"><h2>{escape(heading)}</h2>',
-        f"<div class=scroll>{_table(group)}</div><p class=quiet>{escape(tables.EXPLANATION + averaged)}</p>",
+        f"<div class=scroll>{_table(group)}</div><p class=quiet>{escape(tables.explanation(rows))}</p>",
         _notes(group),
         "<h3>Over the rounds</h3><div class=controls>",
         _select("y", "show", MEANINGS | {name: words(name) for name in group.own_metrics()}),
@@ -203,17 +136,19 @@ def _table(group: Group) -> str:
     rows = [method.row for method in group.methods]
     metrics = tables.metrics_of(rows)
     head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.header(rows))
-    best = max(method.row["reported"]["mean"] for method in group.methods)
-    is_contest = len(group.methods) > 1
+    ranked = [group.methods[i] for i in group.ranked()]
+    best, is_contest = ranked[0].row["reported"]["mean"], len(ranked) > 1
     lines = []
-    for method in sorted(group.methods, key=lambda m: -m.row["reported"]["mean"]):
+    for method, look in ((group.methods[i], group.looks[i]) for i in group.ranked()):
         label, *texts = tables.cells(method.row, metrics)
-        cells = [f"<td>{escape(label)}</td>"]
+        swatch = f'<span class="swatch{" hollow" if look.hollow else ""}" style="color:{look.colour}"></span>'
+        cells = [f"<td>{swatch}{escape(label)}</td>"]
         cells += [
             f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
             for text, value in zip(texts, tables.numbers(method.row, metrics), strict=True)
         ]
-        mark = " class=best" if is_contest and method.row["reported"]["mean"] == best else ""
+        is_best = method is ranked[0] or (group.is_ranked_by_test and method.row["reported"]["mean"] == best)
+        mark = " class=best" if is_contest and is_best else ""
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
     return f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 

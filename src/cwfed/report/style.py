@@ -1,17 +1,114 @@
-"""Colours that stay apart without colour vision (Okabe and Ito), with a line style and a marker for each."""
+"""How things look in every picture and on every page: the one place that gives a method its colour."""
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#A6761D")
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""Plotly's names."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F6368", "#9B67FA",
+    "#AC1F95", "#B62F46", "#32670C", "#2BBE38", "#F578F3", "#A79F7B", "#594DDC", "#0991ED",
+    "#837D39", "#8C6AA1", "#F98E88", "#ED4074", "#CC51CB", "#6B93A3", "#C4A1DB", "#A96368",
+    "#8F94ED", "#468F07", "#905A32", "#5AB19C", "#9033BD", "#327957", "#F37344", "#FA59AC",
+)  # fmt: skip
+"""The first eight stay apart without colour vision (six of Okabe and Ito's, a grey and a violet); each of the others is
+as far as possible from those before it. All can be seen on white and on the dark page."""
+COMMON = 8
+METHODS = (
+    "fedavg", "cwfedavg", "fedrep", "ditto", "fedala", "fedprox", "local", "fedper",
+    "fedavg-ft", "fedfomo", "fedbabu", "fedbn", "apfl", "fedamp", "pfedme", "lg-fedavg",
+    "feddbe", "per-fedavg", "cfl", "fedproto", "fedrod", "ifca", "fedcp", "fedas",
+    "fednh", "fedcac", "fedpac", "feduv", "gpfl",
+)  # fmt: skip
+"""Whose place here is the place of their colour. A new method comes last, so that no other one changes."""
 STROKES = ("-", "--", ":", "-.")
-"""Matplotlib's names of the same."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""Plotly's names of the strokes."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
-HATCHES = ("", "//", "..", "xx", "--", "||")
 SYMBOLS = (
     "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star", "triangle-left", "triangle-right",
 )  # fmt: skip
 """Plotly's names of the markers."""
-SEQUENTIAL = ((0, "#f3f7fb"), (0.25, "#bcd3ea"), (0.5, "#6aa3d5"), (0.75, "#2a6fb0"), (1, "#08306b"))
-"""Light to dark blue: order can be told without colour."""
-DIVERGING = ((0, "#8c510a"), (0.25, "#d8b365"), (0.5, "#f5f5f5"), (0.75, "#5ab4ac"), (1, "#01665e"))
+PARTS = ("#3D4A57", "#A9B4BF", "#6F7F8F", "#D6DCE2", "#8C8474", "#C9C1B1")
+"""What bars are made of, such as bytes up and down: greys, because a colour means a method."""
+HATCHES = ("", "//", "..", "xx", "--", "||")
+SEQUENTIAL = {
+    "light": ((0, "#f7fbff"), (0.25, "#c6dbef"), (0.5, "#6baed6"), (0.75, "#2171b5"), (1, "#08306b")),
+    "dark": ((0, "#1d2026"), (0.25, "#123f70"), (0.5, "#2f78b7"), (0.75, "#7db6e3"), (1, "#e6f2fd")),
+}
+"""Nothing has the colour of the page, and more stands out from it more: order can be told without colour."""
+DIVERGING = {
+    "light": ((0, "#8c510a"), (0.25, "#d8b365"), (0.5, "#f5f5f5"), (0.75, "#5ab4ac"), (1, "#01665e")),
+    "dark": ((0, "#f0b866"), (0.25, "#96651d"), (0.5, "#1d2026"), (0.75, "#1f7d74"), (1, "#7ee0d4")),
+}
 """Brown below zero, blue-green above; no pair of red and green."""
+
+
+class Look(NamedTuple):
+    """How a method is drawn, as numbers of its colour, its stroke and its marker."""
+
+    colour_number: int
+    stroke_number: int
+    marker_number: int
+    hollow: bool
+    """A variant: the method with plug-ins, or with other settings than its plainest one here."""
+
+    @property
+    def colour(self) -> str:
+        """As both matplotlib and plotly know it."""
+        return COLOURS[self.colour_number]
+
+    @property
+    def stroke(self) -> str:
+        """Matplotlib's name."""
+        return STROKES[self.stroke_number]
+
+    @property
+    def dash(self) -> str:
+        """Plotly's name."""
+        return DASHES[self.stroke_number]
+
+    @property
+    def marker(self) -> str:
+        """Matplotlib's name."""
+        return MARKERS[self.marker_number]
+
+    @property
+    def symbol(self) -> str:
+        """Plotly's name."""
+        return SYMBOLS[self.marker_number] + ("-open" if self.hollow else "")
+
+    @property
+    def face(self) -> str:
+        """What a marker is filled with."""
+        return "none" if self.hollow else self.colour
+
+
+def looks(names: Sequence[str]) -> list[Look]:
+    """How each of these methods is drawn. A name has its colour wherever it comes up; where it comes up again (with other
+    settings), or has plug-ins, the stroke and the marker are others."""
+    taken: set[tuple[int, int]] = set()
+    found: dict[int, Look] = {}
+    for i in sorted(
+        range(len(names)), key=lambda i: names[:i].count(names[i])
+    ):  # those that come first keep their own
+        colour, variant = _place(names[i])
+        while (colour, variant) in taken:
+            variant += 1
+        taken.add((colour, variant))
+        found[i] = _look(colour, variant)
+    return [found[i] for i in range(len(names))]
+
+
+def _place(name: str) -> tuple[int, int]:
+    """The colour of a method and which of its variants this is: functions of the name alone."""
+    method, _, plugins = name.partition("+")
+    rare = len(COLOURS) - COMMON
+    colour = METHODS.index(method) if method in METHODS else COMMON + crc32(method.encode()) % rare
+    return colour, 1 + crc32(plugins.encode()) % 9 if plugins else 0
+
+
+def _look(colour: int, variant: int) -> Look:
+    stroke, marker = colour // COMMON + variant, colour + variant
+    return Look(colour, stroke % len(STROKES), marker % len(MARKERS), variant > 0)

@@ -12,17 +12,51 @@ from cwfed.core.types import PHASES
 from cwfed.report.fitting import FittedTable
 from cwfed.runs.summary import PICKINGS
 
-HEADER = ("algorithm", "received", "trained", "validated", "last", "worst 10 %", "p~", "traffic", "time", "memory")
+HEADER = (
+    "algorithm", "received", "trained", "validated", "last", "worst 10 %", "p~ corr.", "p~ dist.", "traffic", "time", "memory",
+)  # fmt: skip
 AFTER = 5
 """So many columns stand before those of the other metrics."""
+PLAIN = ("worst_decile", "correlation", "distance", "traffic", "seconds", "memory")
+"""What a row has once, not per phase and picking."""
 UNKNOWN = {"mean": None, "std": None}
 EXPLANATION = (
     "received, trained: best test accuracy (%) of the model as handed out by the server, and after local training; "
     "* marks the phase that is reported for this method. validated, last: that phase in the round picked on held-out "
     "training data, and in the last round. balanced accuracy, macro F1 and your own metrics: that phase, best round. worst 10 %: the clients that fare worst, best round. "
-    "p~: correlation of the class distributions read from the weights with the true ones. "
+    "p~ corr., dist.: the class distributions p~ read from the weights against the true ones p, in the last round: their correlation, "
+    "and ||p - p~||, mean over the clients (a flat p~ may correlate well and still be far from p). "
     "memory: peak of the process that made the run, from its start to its end (macOS: since the process began)."
 )
+MEANING_IN_CSV = (
+    "means over n seeds; _std: sample standard deviation over them (empty for n = 1); accuracies are fractions; best, validated, last: the "
+    "round picked on test data, on held-out data, the last one; reported_phase: the one that tables mark with *; worst_decile and metrics: that "
+    "phase, best round; correlation, distance: of p~ with p and ||p - p~||, last round; traffic, memory: bytes"
+)
+
+
+def averaged(rows: Sequence[dict[str, Any]], mark: str = "±") -> str:
+    """What the spread of these rows is, which `mark` stands for: a sentence, or nothing where each has one run.
+
+    >>> averaged([{"label": "x", "n": 3}, {"label": "y", "n": 3}], "band: ±")
+    'Mean over n = 3 seeds, each with a split of its own; band: ± sample standard deviation.'
+    """
+    counts = {row["label"]: row.get("n", 1) for row in rows}
+    most = max(counts.values(), default=1)
+    if most == 1:
+        return ""
+    fewer = ", ".join(f"{label} n = {n}" for label, n in counts.items() if n < most)
+    over = (
+        "training seeds on one split"
+        if any(row.get("one_split") for row in rows)
+        else "seeds, each with a split of its own"
+    )
+    return f"Mean over n = {most} {over}{f' ({fewer})' if fewer else ''}; {mark} sample standard deviation."
+
+
+def explanation(rows: Sequence[dict[str, Any]]) -> str:
+    """What the columns, the star and ± of a comparison mean."""
+    return f"{EXPLANATION} {averaged(rows)}".rstrip()
 
 
 def percent(spread: dict[str, Any]) -> str:
@@ -97,7 +131,7 @@ def header(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def cells(row: dict[str, Any], metrics: Sequence[str] = ()) -> tuple[str, ...]:
     """One row of a comparison as text, with these metrics."""
     phase = row["reported"]["phase"]
-    correlation = row["correlation"]["mean"]
+    correlation, distance = row["correlation"]["mean"], row.get("distance", UNKNOWN)["mean"]
     return (
         label(row),
         *(percent(row["accuracy"][p]["best"]) + ("*" if p == phase else "") for p in PHASES),
@@ -106,6 +140,7 @@ def cells(row: dict[str, Any], metrics: Sequence[str] = ()) -> tuple[str, ...]:
         *(spread_of(name, row.get("metrics", {}).get(name, UNKNOWN)) for name in metrics),
         percent(row["worst_decile"]),
         "–" if correlation is None else f"{correlation:.2f}",
+        "–" if distance is None else f"{distance:.3f}",
         size(row["traffic"]["mean"]),
         duration(row["seconds"]["mean"]),
         "–" if row["memory"]["mean"] is None else size(row["memory"]["mean"]),
@@ -117,7 +152,7 @@ def numbers(row: dict[str, Any], metrics: Sequence[str] = ()) -> tuple[float | N
     phase, accuracy = row["reported"]["phase"], row["accuracy"]
     spreads = [accuracy[p]["best"] for p in PHASES] + [accuracy[phase]["validated"], accuracy[phase]["last"]]
     spreads += [row.get("metrics", {}).get(name, UNKNOWN) for name in metrics]
-    spreads += [row[name] for name in ("worst_decile", "correlation", "traffic", "seconds", "memory")]
+    spreads += [row.get(name, UNKNOWN) for name in PLAIN]
     return tuple(spread["mean"] for spread in spreads)
 
 
@@ -134,7 +169,7 @@ def footnotes(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def terminal(rows: Sequence[dict[str, Any]], title: str) -> FittedTable:
     """A comparison for people at a terminal."""
-    caption = "\n".join([EXPLANATION, *(f"note: {note}" for note in footnotes(rows))])
+    caption = "\n".join([explanation(rows), *(f"note: {note}" for note in footnotes(rows))])
     table = FittedTable(header(rows), title=title, caption=caption)
     for row in rows:
         table.add_row(*(text.replace(" ± ", "±") for text in cells(row, metrics_of(rows))))  # narrow
@@ -143,9 +178,9 @@ def terminal(rows: Sequence[dict[str, Any]], title: str) -> FittedTable:
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A comparison for a document."""
-    notes = "".join(f"- {note}\n" for note in footnotes(rows))
+    notes = "".join(f"- {note}\n" for note in (explanation(rows), *footnotes(rows)))
     lines = [cells(row, metrics_of(rows)) for row in rows]
-    return markdown_table(header(rows), lines) + (f"\n{notes}" if notes else "")
+    return f"{markdown_table(header(rows), lines)}\n{notes}"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -166,6 +201,9 @@ def latex_escape(text: str) -> str:
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
         "–": "--",
+        "|": r"\textbar{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
     }
     return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
 
@@ -177,23 +215,25 @@ def latex(rows: Sequence[dict[str, Any]]) -> str:
     columns = "l" + "r" * (len(texts[0]) - 1)
     begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
     notes = [f"% {' '.join(note.split())}" for note in footnotes(rows)]
-    return "\n".join([*notes, begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", end]) + "\n"
+    below = rf"\multicolumn{{{len(columns)}}}{{p{{0.98\linewidth}}}}{{\footnotesize {latex_escape(explanation(rows))}}} \\"
+    body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", below]
+    return "\n".join([*notes, begin, *body, end]) + "\n"
 
 
 def csv(rows: Sequence[dict[str, Any]]) -> str:
-    """A comparison for a spreadsheet: plain numbers, accuracies as fractions."""
+    """A comparison for a spreadsheet: plain numbers, accuracies as fractions; each row says what it is a mean of."""
     text = io.StringIO()
     writer = csv_format.writer(text, lineterminator="\n")
     picks = [(phase, name) for phase in PHASES for name in PICKINGS]
     names = [f"{phase}_{name}{end}" for phase, name in picks for end in ("", "_std")]
-    plain = ("worst_decile", "correlation", "traffic", "seconds", "memory")
     others = list(dict.fromkeys(name for row in rows for name in row.get("metrics", {})))
     names += [f"{name}{end}" for name in others for end in ("", "_std")]
-    writer.writerow(["label", "algorithm", "reported_phase", *names, *plain])
+    writer.writerow(["label", "algorithm", "reported_phase", *names, *PLAIN, "n", "meaning"])
     for row in rows:
         spreads = [row["accuracy"][phase][name] for phase, name in picks]
         spreads += [row.get("metrics", {}).get(name, UNKNOWN) for name in others]
         values = [spread[key] for spread in spreads for key in ("mean", "std")]
         fixed = [row["label"], row["algorithm"], row["reported"]["phase"]]
-        writer.writerow([*fixed, *values, *(row[name]["mean"] for name in plain)])
+        plain = [row.get(name, UNKNOWN)["mean"] for name in PLAIN]
+        writer.writerow([*fixed, *values, *plain, row.get("n", 1), MEANING_IN_CSV])
     return text.getvalue()

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.text import Text
 
-from cwfed.report import figures, tables
+from cwfed.report import drawing, tables
 from cwfed.report.fitting import FittedTable
 from cwfed.report.tables import latex_escape
 from cwfed.reproduce.spec import Item, Scale
@@ -48,6 +48,15 @@ class Outcome:
     def judged(self) -> bool:
         """Whether its cells have marks that need a legend."""
         return self.pairs is not None and any(cell.verdict for _, cells in self.rows for cell in cells)
+
+    @property
+    def averaged(self) -> str:
+        """What our means are means of and what ± is, for whoever sees the table without this page; nothing for plain numbers."""
+        seeds = sorted({cell.ours.seeds for _, cells in self.rows for cell in cells if isinstance(cell.ours, Value)})
+        if not seeds or seeds == [1]:
+            return ""
+        counts = " or ".join(map(str, seeds))
+        return f"Mean over n = {counts} seeds; ± sample standard deviation."
 
     def terminal(self) -> FittedTable:
         """For people at a terminal."""
@@ -91,21 +100,28 @@ class Outcome:
         if self.judged and self.pairs:
             words = latex_escape(f"In the paper's order, {self.pairs.counts}.")
             body += [r"\midrule", rf"\multicolumn{{{len(self.columns) + 1}}}{{l}}{{{words}}} \\"]
+        if self.averaged:
+            words = latex_escape(f"Ours (published). {self.averaged}")
+            body += [r"\midrule", rf"\multicolumn{{{len(self.columns) + 1}}}{{l}}{{\footnotesize {words}}} \\"]
         columns = "l" + "r" * len(self.columns)
         inner = "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head + r" \\", r"\midrule", *body])
         title = f"% {self.item.where}: {self.title} ({self.scale}); ours (published)"
         return f"{title}\n{inner}\n\\bottomrule\n\\end{{tabular}}\n"
 
     def csv(self) -> str:
-        """One line a cell."""
+        """One line a cell: `std` is the sample standard deviation over the seeds, `standard_error` that of the mean."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        values = ["mean", "std", "seeds", "error", "published", "published_std"]
+        values = ["mean", "std_over_seeds", "seeds", "standard_error", "published", "published_std"]
         writer.writerow(["row", "column", *values, "verdict", "kept", "against", "undecided"])
         for label, cells in self.rows:
             for column, cell in zip(self.columns, cells, strict=True):
                 ours, there = _plain(cell.ours), _plain(cell.published)
-                numbers = [*(ours.get(key) for key in values[:4]), there.get("mean"), there.get("std")]
+                numbers = [
+                    *(ours.get(key) for key in ("mean", "std", "seeds", "error")),
+                    there.get("mean"),
+                    there.get("std"),
+                ]
                 named = [cell.kept, ";".join(cell.against), ";".join(cell.undecided)]
                 writer.writerow([label, column, *numbers, cell.verdict, *named])
         return text.getvalue()
@@ -138,7 +154,7 @@ class Outcome:
             written.append(folder / f"{self.item.name}.{ending}")
             written[-1].write_text(text, encoding="utf-8")
         for name, figure in self.pictures.items():
-            written += figures.save(figure, folder / name, formats)
+            written += drawing.save(figure, folder / name, formats)
         return written
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -9,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,10 +24,12 @@ from cwfed.engine import Loop
 from cwfed.federation.config import with_settings
 from cwfed.federation.experiment import deal
 from cwfed.federation.simulation import Simulation
-from cwfed.report import figures
-from cwfed.report.figures import Panel
-from cwfed.report.finished import Method, RunRecord
-from cwfed.report.style import COLOURS, STROKES
+from cwfed.report import figures, heatmaps
+from cwfed.report.drawing import explain, whole_numbers
+from cwfed.report.finished import RunRecord
+from cwfed.report.groups import Group, Method
+from cwfed.report.heatmaps import CHANGE, NORM, Panel
+from cwfed.report.style import COLOURS, COMMON, STROKES, looks
 from cwfed.reproduce import aggregation, pathways, pathways_drawing
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.paper_tables import accuracy_of, spread
@@ -35,6 +38,9 @@ from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item, Row, Scale, Setup
 from cwfed.reproduce.verdict import Cell, Claim, Value, all_hold, decide, error_of_difference
 from cwfed.runs.compare import with_algorithm
+
+CLASS_COLOURS = COLOURS[COMMON:]
+"""A class has no colour of a method that may stand beside it."""
 
 
 def _correlation(a: Any, b: Any) -> float:
@@ -72,8 +78,9 @@ def data_distributions(item: Item, workshop: Workshop) -> Outcome:
     panels, effective = [], []
     for setup in setups:
         config = setup.config
-        histogram = deal(with_settings(config, [f"run.seed={setup.seeds[0]}"]), workshop.data_dir).histogram()
-        panels.append(Panel(f"alpha = {config.data.alpha:g}", histogram))
+        dealt = deal(with_settings(config, [f"run.seed={setup.seeds[0]}"]), workshop.data_dir)
+        histogram = dealt.histogram()
+        panels.append(heatmaps.holdings(histogram, f"alpha = {config.data.alpha:g}", dealt.data.class_names))
         p = histogram / histogram.sum(1, keepdims=True)
         effective.append(float((1 / (p**2).sum(1)).mean()))
     result = Outcome(item, workshop.scale, columns=[panel.title for panel in panels])
@@ -81,7 +88,7 @@ def data_distributions(item: Item, workshop: Workshop) -> Outcome:
     result.claims = [
         Claim("a larger alpha spreads a client's data over more classes", effective == sorted(effective))
     ]
-    result.pictures = {item.name: figures.heat_maps(panels)}
+    result.pictures = {item.name: heatmaps.heat_maps(heatmaps.in_lines(panels))}
     return result
 
 
@@ -108,9 +115,7 @@ def first_epoch(item: Item, workshop: Workshop) -> Outcome:
     entry = setup.entry(Row(label="", algorithm={"name": "cwfedavg"}))
     config = with_algorithm(setup.config, entry, setup.seeds[0])
     wdr = config.algorithm["wdr"]
-    simulation = Simulation(
-        config.model_copy(update={"run": config.run.model_copy(update={"engine": "loop"})}), workshop.data_dir
-    )
+    simulation = Simulation(config.but(engine="loop"), workshop.data_dir)
     try:
         counts = np.stack([simulation.federation.class_counts(c) for c in range(simulation.clients)])
         # the client with most samples: its lines are longest
@@ -137,7 +142,7 @@ def first_epoch(item: Item, workshop: Workshop) -> Outcome:
         f"Client {client}, {len(evolution) - 1} batches; p~ is read before each batch and after the last.",
         held_out([config]),
     ]
-    result.pictures = {item.name: _draw_first_epoch(evolutions, p, client)}
+    result.pictures = {item.name: _draw_first_epoch(evolutions, p, client, simulation.federation.data.class_names)}
     return result
 
 
@@ -150,24 +155,29 @@ def _trained(simulation: Simulation, algorithm: algorithms.CwFedAvg, state: Any,
     return out[simulation.task.output_weight][0]
 
 
-def _draw_first_epoch(evolutions: dict[str, NDArray[Any]], p: NDArray[Any], client: int) -> Figure:
-    figure = Figure(figsize=(9, 3), layout="constrained")
+def _draw_first_epoch(
+    evolutions: dict[str, NDArray[Any]], p: NDArray[Any], client: int, names: Sequence[str]
+) -> Figure:
+    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     *lines, scatter = figure.subplots(1, 3, width_ratios=[1, 1, 1.1])
     top = 1.05 * max(p.max(), *(e.max() for e in evolutions.values()))
     shown = np.argsort(-p)[: max(1, int((p > 0.02).sum()))]  # classes with a share worth a line of its own
     for axes, (label, evolution) in zip(lines, evolutions.items(), strict=True):
         axes.plot(evolution, color="0.75", linewidth=0.6)
         for i, k in enumerate(shown):
-            style = STROKES[i // len(COLOURS) % 4]
-            name = f"class {k}, p = {p[k]:.2f}" if i < 6 else None
-            axes.plot(evolution[:, k], style, color=COLOURS[i % len(COLOURS)], label=name)
+            style = STROKES[i // len(CLASS_COLOURS) % 4]
+            name = f"class {names[k]}, p = {p[k]:.2f}" if i < 6 and axes is lines[0] else None
+            axes.plot(evolution[:, k], style, color=CLASS_COLOURS[i % len(CLASS_COLOURS)], label=name)
         axes.set(title=f"client {client}, {label}", xlabel="batch", ylabel="p~", ylim=(0, top))
-    lines[0].legend(frameon=False, fontsize=7)  # there the lines lie low and leave room
-    for (label, evolution), marker, colour in zip(evolutions.items(), "^o", (COLOURS[1], COLOURS[0]), strict=True):
-        scatter.plot(p, evolution[-1], marker, color=colour, markersize=5, alpha=0.8, label=label)
+        whole_numbers(axes.xaxis)
+    without, regularised = looks(["cwfedavg"] * 2)[::-1]
+    for (label, evolution), look in zip(evolutions.items(), (without, regularised), strict=True):
+        dots = {"color": look.colour, "markerfacecolor": look.face, "markersize": 5, "alpha": 0.8}
+        scatter.plot(p, evolution[-1], look.marker, label=f"{label}, after the epoch", **dots)
     scatter.plot([0, top], [0, top], color="0.6", linewidth=0.8)
     scatter.set(title="after the epoch", xlabel="p", ylabel="p~")
-    scatter.legend(frameon=False, fontsize=7)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=7)
+    explain(figure, "Grey: the other classes. Right: a marker a class of cwFedAvg's client; on the line, p~ is p.")
     return figure
 
 
@@ -193,26 +203,28 @@ def heat_maps(item: Item, workshop: Workshop) -> Outcome:
     records = _records(item, workshop, setting)
     any_record = next(iter(records.values()))
     result = Outcome(item, workshop.scale, columns=["correlation of norms with p"], digits=3)
+    classes: dict[str, Any] = {"column_names": any_record.class_names}
     panels, alike = [], {}
     for name in item.options["panels"]:
         if name == "data":
-            panels.append(Panel("data", any_record.histogram))
+            panels.append(heatmaps.holdings(any_record.histogram, "data", any_record.class_names))
             continue
         label, what = name.split(":")
         portrait = _portrait(records[label])
         if what == "classes":
             values = np.array(portrait.classes)
-            panels.append(Panel(f"{label}:\nclass models", values, rows="class model"))
+            names = {"row_names": classes["column_names"], **classes}
+            panels.append(Panel(f"{label}:\nclass models", values, NORM, rows="class model", **names))
             off = values.sum() - np.trace(values)
             ratio = np.trace(values) / len(values) / (off / (values.size - len(values)))
             result.notes.append(f"{label}: a class model's own row is {ratio:.1f} times as long as its other rows.")
             continue
         if what == "difference":
             values = np.array(portrait.trained) - np.array(portrait.received)
-            panels.append(Panel(f"{label}:\ntrained - received", values, diverging=True))
+            panels.append(Panel(f"{label}:\ntrained - received", values, CHANGE, diverging=True, **classes))
         else:
             values = np.array(getattr(portrait, what))
-            panels.append(Panel(f"{label}:\n{what}", values))
+            panels.append(Panel(f"{label}:\n{what}", values, NORM, **classes))
         alike[name] = _correlation(values, portrait.distribution)
         result.rows.append((name, [_value(alike[name])]))
     whole = {name: value for name, value in alike.items() if not name.endswith("difference")}
@@ -225,9 +237,8 @@ def heat_maps(item: Item, workshop: Workshop) -> Outcome:
             f"most similar: {', '.join(tied)}",
         )
     ]
-    result.pictures = {
-        item.name: figures.heat_maps(panels, columns=3 if len(panels) == 6 else 5 if len(panels) == 10 else 4)
-    }
+    lines = heatmaps.in_lines(panels, columns=3 if len(panels) == 6 else 5 if len(panels) == 10 else 4)
+    result.pictures = {item.name: heatmaps.heat_maps(lines)}
     return result
 
 
@@ -235,16 +246,19 @@ def convergence(item: Item, workshop: Workshop) -> Outcome:
     """Training loss over the rounds; who is faster is who has the lower mean loss over them, by more than the seeds' noise."""
     setups = [Setup(name, workshop.scale) for name in item.settings]
     result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups])
-    figure = Figure(figsize=(9, 2.7 * -(-len(setups) // 3)), layout="constrained")
+    figure = Figure(figsize=(10, 2.7 * -(-len(setups) // 3)), layout="constrained")
+    grid = figure.subplots(-(-len(setups) // 3), 3, squeeze=False)
     means: list[list[Value]] = []
-    for axes, setup in zip(figure.subplots(-(-len(setups) // 3), 3, squeeze=False).flat, setups, strict=False):
+    for axes, setup in zip(grid.flat, setups, strict=False):
         methods = [Method(row.label, workshop.records(setup, row)) for row in item.rows]
-        figures.draw_curves(axes, methods, "training loss")
-        axes.set_title(setup.title, fontsize=9)
-        axes.legend(frameon=False)
+        group = Group(setup.title, methods)
+        figures.draw_curves(axes, group, "training loss")
+        axes.set_title(textwrap.fill(setup.title, 30), fontsize=9)
         means.append(
             [spread([float(np.mean([v for _, v in r.points("training loss")])) for r in m.records]) for m in methods]
         )
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    explain(figure, figures.spread_in_words(group))
     labels = [row.label for row in item.rows]
     result.rows = [
         (f"{label}: mean training loss", [Cell(column[i]) for column in means]) for i, label in enumerate(labels)
@@ -271,22 +285,24 @@ def per_client(item: Item, workshop: Workshop) -> Outcome:
     p = histogram / histogram.sum(1, keepdims=True)
     effective = 1 / (p**2).sum(1)
     clients = sorted(set.intersection(*(set(found) for found in losses.values())))
-    columns = 5
+    columns, drawn = 5, looks([record.started.algorithm for record in records.values()])
     figure = Figure(figsize=(10, 1.7 * -(-len(clients) // columns)), layout="constrained")
     grid = figure.subplots(-(-len(clients) // columns), columns, squeeze=False, sharex=True)
     lead = []
     for axes, client in zip(grid.flat, clients, strict=False):
-        for i, (label, found) in enumerate(losses.items()):
-            axes.plot(*zip(*found[client], strict=True), STROKES[i], color=COLOURS[i], label=label)
+        for (label, found), look in zip(losses.items(), drawn, strict=True):
+            axes.plot(*zip(*found[client], strict=True), look.stroke, color=look.colour, label=label)
         axes.set_title(f"client {client}: {effective[client]:.1f} classes, n = {histogram[client].sum()}", fontsize=7)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.tick_params(labelsize=7)
+        whole_numbers(axes.xaxis)
+        axes.tick_params(labelsize=7, labelbottom=True)  # there may be nothing below
         fedavg, ours = (np.mean([v for _, v in losses[label][client]]) for label in ("FedAvg", "cwFedAvg"))
         lead.append(float((fedavg - ours) / fedavg))
     for axes in grid.flat[len(clients) :]:
         axes.set_visible(False)
-    grid.flat[0].legend(frameon=False, fontsize=7)
-    figure.supxlabel("round", fontsize=8)
+    figure.legend(
+        *grid.flat[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8
+    )
+    figure.supxlabel("round (classes: their effective number, 1 / sum p²; n: samples)", fontsize=8)
     figure.supylabel("training loss", fontsize=8)
     faster = [c for c, value in zip(clients, lead, strict=True) if value > 0]
     slower = [c for c in clients if c not in faster]
@@ -317,7 +333,7 @@ def coefficient(item: Item, workshop: Workshop) -> Outcome:
     setups = [Setup(name, workshop.scale) for name in item.settings]
     result = Outcome(item, workshop.scale, digits=3)
     result.columns = [f"{setup.title}: {what}" for setup in setups for what in ("accuracy, %", "||p - p~||")]
-    figure = Figure(figsize=(4.4 * len(setups), 3), layout="constrained")
+    figure = Figure(figsize=(4.4 * len(setups), 3.4), layout="constrained")
     table: dict[str, list[Cell]] = {row.label: [] for row in item.rows}
     for axes, setup in zip(np.atleast_1d(figure.subplots(1, len(setups))), setups, strict=True):
         wdrs, accuracies, distances = [], [], []
@@ -332,6 +348,7 @@ def coefficient(item: Item, workshop: Workshop) -> Outcome:
         result.claims += coefficient_claims(setup.title, distances, accuracies, chosen)
     result.notes = [BEST_ROUND]
     result.rows = [(f"{label} times the chosen lambda", cells) for label, cells in table.items()]
+    explain(figure, result.averaged.replace("±", "bars: ±"))
     result.pictures = {item.name: figure}
     return result
 
@@ -364,11 +381,12 @@ def _by_sign(value: Value) -> str:
 
 
 def _draw_coefficient(
-    axes: Any, title: str, wdrs: list[float], accuracies: list[Value], distances: list[Value]
+    axes: Axes, title: str, wdrs: list[float], accuracies: list[Value], distances: list[Value]
 ) -> None:
     positions = range(len(wdrs))
     names = [f"{2 * wdr:g}" for wdr in wdrs]  # the paper's lambda is twice the equation's coefficient
-    (line,) = axes.plot(positions, [a.mean for a in accuracies], "o-", color=COLOURS[0], label="accuracy")
+    (look,) = looks(["cwfedavg"])
+    first = axes.errorbar(positions, *_bars(accuracies), fmt="o-", color=look.colour, capsize=2, label="accuracy")
     axes.set(
         title=title,
         xlabel="lambda (as in the paper)",
@@ -378,9 +396,17 @@ def _draw_coefficient(
     )
     other = axes.twinx()
     other.spines["right"].set_visible(True)
-    (dashed,) = other.plot(positions, [d.mean for d in distances], "s--", color=COLOURS[1], label="||p - p~||")
+    second = other.errorbar(
+        positions, *_bars(distances), fmt="s--", color="0.35", capsize=2, label="||p - p~|| (right)"
+    )
     other.set(ylabel="||p - p~||", ylim=(0, None))
-    axes.legend(handles=[line, dashed], frameon=False, loc="center left")
+    axes.legend(handles=[first, second], frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
+
+
+def _bars(values: Sequence[Value]) -> tuple[list[float], list[float] | None]:
+    """Means, and the standard deviations where there are several seeds."""
+    spreads = [value.std for value in values if value.std is not None]
+    return [value.mean for value in values], spreads if len(spreads) == len(values) else None
 
 
 KINDS: dict[str, Callable[[Item, Workshop], Outcome]] = {

@@ -86,10 +86,16 @@ class Workshop:
         except RunError as error:
             raise RunError(f"{error}; remove that folder, the same command runs it again") from None
 
-    def carry_out(self, item: Item, on_run: Callable[[Job], Callable[[Event], None]]) -> None:
+    def carry_out(
+        self,
+        item: Item,
+        on_run: Callable[[Job], Callable[[Event], None]],
+        on_done: Callable[[Job], None] = lambda job: None,
+    ) -> None:
         """Run what is not finished yet; what was broken off goes on."""
         for job in self.jobs(item):
             session.run(job.config, job.folder, resume=True, data_dir=self.data_dir, on_event=on_run(job))
+            on_done(job)
 
     def require(self, item: Item) -> None:
         """An error where runs are missing, with the command that makes them, or are of other settings."""

@@ -149,6 +149,11 @@ class Checkpoints:
         for old in futile + good[self.keep :]:
             self.path(old).unlink(missing_ok=True)
 
+    def thin(self, keep: int) -> None:
+        """Keep so many of the newest."""
+        for old in self.rounds()[keep:]:
+            self.path(old).unlink(missing_ok=True)
+
     def newest(
         self, check: Callable[[Tree], None] = lambda tree: None, before: float = inf
     ) -> tuple[Tree | None, list[str]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cwfed import algorithms
 from cwfed.core.errors import ConfigError
-from cwfed.core.events import Event, Round
-from cwfed.federation.config import Config, from_table, parse_value
-from cwfed.runs import session
+from cwfed.federation.config import Config, from_table, parse_value, with_settings
+from cwfed.runs.series import Done, Planned, Series
 from cwfed.runs.summary import aggregate
 
 
@@ -71,41 +70,36 @@ def with_algorithm(config: Config, entry: Entry, seed: int) -> Config:
     return from_table(table)
 
 
-class Watched:
-    """Passes events on and counts the rounds: a run without any was there already."""
+def without_models(config: Config) -> Config:
+    """Of many runs only the numbers are wanted, unless somebody says otherwise."""
+    return with_settings(config, ["run.save_models=none"]) if config.run.save_models == "auto" else config
 
-    def __init__(self, on_event: Callable[[Event], None]) -> None:
-        self._on_event, self.rounds = on_event, 0
 
-    def __call__(self, event: Event) -> None:
-        self.rounds += isinstance(event, Round)
-        self._on_event(event)
+def plan(config: Config, entries: Sequence[Entry], seeds: Sequence[int], out: str | Path) -> list[Planned]:
+    """All runs, entry by entry."""
+    return [
+        Planned(entry.label, seed, with_algorithm(config, entry, seed), Path(out) / entry.folder / f"seed-{seed}")
+        for entry in entries
+        for seed in seeds
+    ]
 
 
 def compare(
-    config: Config,
-    entries: Sequence[Entry],
-    seeds: Sequence[int],
-    out: str | Path,
-    *,
-    data_dir: str | None = None,
-    on_run: Callable[[str, int], Callable[[Event], None]] = lambda label, seed: lambda event: None,
-    track: Sequence[str] = (),
+    config: Config, entries: Sequence[Entry], seeds: Sequence[int], out: str | Path, series: Series | None = None
 ) -> list[dict[str, Any]]:
     """Run everything (what is finished already is reused, what was cut off goes on); one row an entry.
 
     `reused` of a row names the seeds whose run was there already.
     """
-    rows = []
-    for entry in entries:
-        summaries, folders, reused = [], [], []
-        for seed in seeds:
-            folder = Path(out) / entry.folder / f"seed-{seed}"
-            watched = Watched(on_run(entry.label, seed))
-            one = with_algorithm(config, entry, seed)
-            summaries.append(session.run(one, folder, resume=True, data_dir=data_dir, on_event=watched, track=track))
-            folders.append(str(folder))
-            if not watched.rounds:
-                reused.append(seed)
-        rows.append(aggregate(entry.label, summaries) | {"seeds": list(seeds), "runs": folders, "reused": reused})
-    return rows
+    done = (series or Series()).carry_out(plan(config, entries, seeds, out))
+    return [row(done[start : start + len(seeds)]) for start in range(0, len(done), len(seeds))]
+
+
+def row(done: Sequence[Done]) -> dict[str, Any]:
+    """The runs of one method, a seed each, in numbers; all of them have a summary."""
+    summaries = [one.summary for one in done if one.summary]
+    return aggregate(done[0].planned.label, summaries) | {
+        "seeds": [one.planned.seed for one in done],
+        "runs": [str(one.planned.folder) for one in done],
+        "reused": [one.planned.seed for one in done if one.reused],
+    }

@@ -136,6 +136,12 @@ class RunFolder:
             )
         return configs.loads(text, path, imports=imports)
 
+    def is_sealed(self) -> bool:
+        """Whether every file of a finished run says its checksum; those of early versions do not."""
+        tables = [json.loads(files.read_text(self.path / name)) for name in ("manifest.json", "summary.json")]
+        text = configs.read(self.path / "config.toml")
+        return files.has_seal(text) and all(files.SEAL in table for table in tables) and _EVENTS_SUM in tables[1]
+
     def config_of_result(self) -> Config:
         """The config of a finished run: with the rounds that its result has, where it is being given more."""
         config = self.config()
@@ -276,7 +282,7 @@ class RunFolder:
             raise RunError(f"no checkpoint of the run can be used: {complaints[0]}; start again in another folder")
         reached = tree["round"] if tree else 0
         if reached < self.rounds_done():
-            why = complaints[0] if complaints else "it was removed"
+            why = complaints[0] if complaints else "run.keep_checkpoints = 0, or it was removed"
             raise RunError(
                 f"{self.path} has no checkpoint of round {self.rounds_done()}, the last of its result ({why}); without its "
                 f"summary.json, --resume gives the result up and goes on from round {reached}"
@@ -349,6 +355,13 @@ class RunFolder:
         shutil.rmtree(scratch, ignore_errors=True)
         saved_models.write(scratch, last, rounds, validated)
         files.put_folder_in_place(scratch, self.path / "models")
+
+
+def on_disk(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(found.stat().st_size for found in path.rglob("*") if found.is_file())
 
 
 def _picked(tree: Any) -> Progress | None:

@@ -1,7 +1,8 @@
-"""A client's final model, loaded back from a run folder."""
+"""A client's final model, loaded back from a run folder, or made from what a run has in memory."""
 
 from __future__ import annotations
 
+import copy
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from cwfed.core.rng import torch_stream
 from cwfed.data import text
 from cwfed.data.clients import to_network
 from cwfed.federation.config import Config
+from cwfed.federation.rounds import Progress
+from cwfed.federation.simulation import Simulation
 from cwfed.models import InputShape
 from cwfed.runs import saved_models
 from cwfed.runs.folder import RunFolder
@@ -112,17 +115,52 @@ def load_model(
         params = (statistics if config.train.batch_norm == "local" else {}) | stays | params
         if class_counts is not None:
             params = algorithm.predictor(params, class_counts, models.task_of(network, 1, len(names)))
+    words = _words(folder) if shape.vocabulary else ()
+    return _personal(network, found._replace(params=params), names, words, f"in {folder.path}")
+
+
+def _personal(
+    network: nn.Module, found: Found, class_names: Sequence[str], words: Sequence[str], where: str
+) -> PersonalModel:
+    """The network with these weights, all of them and no others."""
     try:
-        missing, unexpected = network.load_state_dict(params, strict=False)
+        missing, unexpected = network.load_state_dict(found.params, strict=False)
     except (RuntimeError, AttributeError, TypeError) as error:
-        raise RunError(
-            f"the model in {folder.path} does not fit the network: {str(error).splitlines()[-1]}"
-        ) from None
+        raise RunError(f"the model {where} does not fit the network: {str(error).splitlines()[-1]}") from None
     lacking = [name for name in missing if not name.endswith("num_batches_tracked")]
     if lacking or unexpected:
-        raise RunError(f"the model in {folder.path} does not fit the network: {(lacking + unexpected)[0]} differs")
-    words = _words(folder) if shape.vocabulary else ()
-    return PersonalModel(network, names, words, pick=found.pick, round_=found.round)
+        raise RunError(f"the model {where} does not fit the network: {(lacking + unexpected)[0]} differs")
+    return PersonalModel(network, class_names, words, pick=found.pick, round_=found.round)
+
+
+class FromMemory:
+    """Makes models from where a run is, without a folder."""
+
+    def __init__(self, simulation: Simulation, last: Progress, picked: Progress | None) -> None:
+        self._simulation, self._last, self._picked = simulation, last, picked
+        self._is_open = False
+
+    def __call__(self, client: int | None, class_counts: Sequence[float] | None, pick: Pick | None) -> PersonalModel:
+        """As `load_model` does it for a run with a folder."""
+        if pick not in (None, "validated", "last"):
+            raise RunError(f'pick = {pick!r} is not possible: "validated" or "last"')
+        simulation = self._simulation
+        if client is not None and client not in range(simulation.clients):
+            raise RunError(f"there is no client {client}: the clients are 0 to {simulation.clients - 1}")
+        if pick == "validated" and self._picked is None:
+            raise RunError('no round was picked by validation: pick = "last" takes that of the last round')
+        if not self._is_open:
+            simulation.reopen()
+            self._is_open = True
+        chosen: Pick = "validated" if pick != "last" and self._picked else "last"
+        progress = self._picked if chosen == "validated" and self._picked else self._last
+        if client is None:
+            model = simulation.local_statistics | simulation.newcomer_model(progress, class_counts)
+        else:
+            model = simulation.final_model(progress, client)
+        params = {n: w for n, w in model.items() if not models.attached(simulation.template, n)}
+        network, data = models.detach(copy.deepcopy(simulation.template)), simulation.federation.data
+        return _personal(network, Found(params, chosen, progress.round), data.class_names, data.words, "of the run")
 
 
 def _words(folder: RunFolder) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -11,14 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cwfed.core import plugins
-from cwfed.core.errors import ConfigError, RunError
+from cwfed.core.errors import ConfigError, RunError, StopRun, WorkerLost
 from cwfed.core.events import Event, Newcomers, Note, PhaseResult, Round, Started
 from cwfed.federation.config import Config, from_table
+from cwfed.federation.given import NOTHING, Given
 from cwfed.federation.manifest import Facts, changed
-from cwfed.federation.rounds import FinalModels, Progress
+from cwfed.federation.rounds import FinalModels, Progress, is_over
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import memory
 from cwfed.runs.folder import Restored, RunFolder
+from cwfed.runs.predict import FromMemory, PersonalModel, load_model
+from cwfed.runs.result import Result
+from cwfed.runs.saved_models import Pick
 from cwfed.runs.summary import Summary, pick, summarise
 from cwfed.runs.track import tracking
 
@@ -27,6 +32,10 @@ MODELS_LIMIT = 2**30
 
 RESUMED = "resumed"
 """How notes begin that say why a run's config alone may not give its bits again."""
+
+
+Steps = Generator[Event, None, Result]
+"""A run as it happens: yields every event, gives the result. Thrown in, StopRun ends it after this round; closed, it leaves a checkpoint."""
 
 
 def run(
@@ -38,45 +47,182 @@ def run(
     on_event: Callable[[Event], None] = lambda event: None,
     track: Sequence[str] = (),
     backend: Backend | None = None,
-) -> Summary:
-    """Carry out an experiment and give its summary; `cwfed.run` explains the arguments.
+    given: Given = NOTHING,
+) -> Result:
+    """Carry out an experiment and give its result; `cwfed.run` explains the arguments.
 
     `backend` makes what carries the experiment out; by default it is the simulator, in this process.
     """
-    config = _as_config(config)
-    carry_out = backend or (lambda config, _, use: use(Simulation(config, data_dir)))
+    if backend is None:
+        return drain(steps(config, out, resume=resume, data_dir=data_dir, track=track, given=given), on_event)
+    if given:
+        raise ConfigError(
+            "objects cannot be given to this backend, whose clients are in other processes: name data, algorithm and model in the config"
+        )
     if out is None:
-        if track:
-            raise RunError("only a run with an output folder can be tracked: give its folder as --out")
-        if resume:
-            raise RunError("only a run with an output folder can be resumed: give its folder as --out")
-        return carry_out(config or Config(), None, lambda runner: _in_memory(runner, on_event))
+        _check_without_folder(resume, track)
+        return backend(as_config(config) or Config(), None, lambda runner: drain(_in_memory(runner), on_event))
+    with _opened(config, out, resume, track, given) as opened:
+        if opened.finished:
+            return _read(opened, on_event)
+        with _disk(opened):
+            return backend(
+                opened.config,
+                opened.folder.path,
+                lambda runner: record(runner, opened.folder, on_event, opened.tracked),
+            )
+
+
+def steps(
+    config: Config | Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    data_dir: str | None = None,
+    track: Sequence[str] = (),
+    given: Given = NOTHING,
+) -> Steps:
+    """The same in the simulator, event by event."""
+    if out is None:
+        _check_without_folder(resume, track)
+        named = given.named_in(as_config(config) or Config())
+        return (yield from _in_memory(Simulation(named, data_dir, given.dataset)))
+    with _opened(config, out, resume, track, given) as opened:
+        if opened.finished:
+            notes: list[Event] = []
+            result = _read(opened, notes.append)
+            for note in notes:
+                yield from _told(note)
+            return result
+        with _disk(opened):
+            simulation = Simulation(opened.config, data_dir, given.dataset)
+            return (yield from _recorded(simulation, opened.folder, opened.tracked))
+
+
+def drain(steps: Steps, *listeners: Callable[[Event], None]) -> Result:
+    """Carry a run out; a listener may end it with StopRun."""
+    stop: StopRun | None = None
+    with closing(steps):
+        while True:
+            try:
+                event = steps.throw(stop) if stop else next(steps)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            stop = None
+            try:
+                for listener in listeners:
+                    listener(event)
+            except StopRun as asked:
+                stop = asked
+
+
+def _told(event: Event) -> Generator[Event, None, str | None]:
+    """Yield an event; gives why the run is to stop, where somebody says so."""
+    try:
+        yield event
+    except StopRun as stop:
+        return str(stop)
+    return None
+
+
+class _Opened(NamedTuple):
+    """A run's folder that is ours now."""
+
+    folder: RunFolder
+    config: Config
+    tracked: Callable[[Event], None]
+    finished: Summary | None
+    """Of a run with nothing left to do."""
+
+
+@contextmanager
+def _opened(
+    config: Config | Mapping[str, Any] | None, out: str | Path, resume: bool, track: Sequence[str], given: Given
+) -> Iterator[_Opened]:
+    """Take a folder for a run, new or resumed."""
     folder = RunFolder(out)
-    with tracking(track, folder.path, config) as tracked, folder.locked():
+    chosen = as_config(config)
+    if given and not (chosen is None and resume and folder.exists):
+        chosen = given.named_in(chosen or Config())
+    with tracking(track, folder.path, chosen) as tracked, folder.locked():
+        finished = None
         if folder.exists:
-            config = _check_existing(folder, config, resume)
+            if given and chosen is None and resume:
+                given.named_in(Config())  # its config names what is given
+                chosen = given.named_in(folder.config(imports=True))
+            chosen = _check_existing(folder, chosen, resume)
             if folder.finished:
                 summary = _summary(folder)
-                if not _more_to_do(folder, config, summary):
-                    for note in _check_code(folder, config):
-                        on_event(Note(note))
-                    return summary
-        elif resume and config is None:
+                finished = None if _more_to_do(folder, chosen, summary) else summary
+        elif resume and chosen is None:
             raise RunError(f"{folder.path} holds no run to resume: give its config, or the folder of another run")
         elif stray := [p.name for p in folder.path.iterdir() if not p.name.startswith(".")]:
             raise RunError(
                 f"{folder.path} holds files that are no run of cwfed, such as {stray[0]}: choose another --out"
             )
-        try:
-            memory.forget_peak()  # several runs may share this process
-            return carry_out(
-                config or Config(), folder.path, lambda runner: record(runner, folder, on_event, tracked)
-            )
-        except OSError as error:
-            raise RunError(
-                f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
-                "fix that and resume with --resume"
-            ) from error
+        yield _Opened(folder, chosen or Config(), tracked, finished)
+
+
+@contextmanager
+def _disk(opened: _Opened) -> Iterator[None]:
+    """What goes wrong with the disk while a run is carried out; a finished one keeps as many checkpoints as it is told."""
+    folder = opened.folder
+    try:
+        memory.forget_peak()  # several runs may share this process
+        yield
+        if folder.finished:
+            folder.checkpoints.thin(opened.config.run.keep_checkpoints)
+    except OSError as error:
+        raise RunError(
+            f"the run in {folder.path} stopped: {error.strerror or error} ({error.filename or folder.path}); "
+            "fix that and resume with --resume"
+        ) from error
+
+
+def _check_without_folder(resume: bool, track: Sequence[str]) -> None:
+    if track:
+        raise RunError("only a run with an output folder can be tracked: give its folder as --out")
+    if resume:
+        raise RunError("only a run with an output folder can be resumed: give its folder as --out")
+
+
+def _read(opened: _Opened, on_event: Callable[[Event], None]) -> Result:
+    """A run that is finished already."""
+    assert opened.finished is not None
+    for note in _check_code(opened.folder, opened.config):
+        on_event(Note(note))
+    return _from_folder(opened.finished, opened.folder)
+
+
+def _from_folder(summary: Summary, folder: RunFolder) -> Result:
+    """The result of a finished run, read from its folder when it is asked for."""
+
+    def model_of(client: int | None, class_counts: Sequence[float] | None, pick: Pick | None) -> PersonalModel:
+        return load_model(folder.path, client, class_counts=class_counts, pick=pick, trust=True)  # it was just run
+
+    return Result.of(summary, lambda: folder.result()[1], model_of, folder.path)
+
+
+def _from_memory(
+    summary: Summary,
+    happened: Sequence[Event],
+    runner: Runner,
+    last: Progress,
+    picked: Picked,
+    path: Path | None = None,
+) -> Result:
+    """The result of a run whose models are on no disk."""
+    if isinstance(runner, Simulation) and _saves_models(runner.config, runner.final_models(last)):
+        return Result.of(summary, lambda: happened, FromMemory(runner, last, picked.progress), path)
+
+    def no_model(*_: object) -> PersonalModel:
+        raise RunError(
+            f'the models were not kept: run.save_models = "{runner.config.run.save_models}" keeps none of these ("all" does), '
+            "or they are with the clients of another process"
+        )
+
+    return Result.of(summary, lambda: happened, no_model, path)
 
 
 def not_alone(path: Path | None) -> list[str]:
@@ -91,7 +237,8 @@ def not_alone(path: Path | None) -> list[str]:
     return [f"the run in {folder.path} was {note}" for note in notes if note.startswith(f"{RESUMED} ")]
 
 
-def _as_config(config: Config | Mapping[str, Any] | None) -> Config | None:
+def as_config(config: Config | Mapping[str, Any] | None) -> Config | None:
+    """A config from nested dicts; None stays None."""
     if config is None or isinstance(config, Config):
         return config
     if isinstance(config, Mapping):
@@ -108,7 +255,8 @@ def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> C
     if config is None:
         return folder.config(imports=True)
     folder.check_same(config)
-    return config
+    begun = folder.config().run.compile  # a run stays compiled, or not, whatever "auto" would choose here and now
+    return config.but(compile=begun) if config.run.compile == "auto" else config
 
 
 def _summary(folder: RunFolder) -> Summary:
@@ -162,28 +310,8 @@ class Runner(Protocol):
         """Let go of workers and data."""
 
 
-Backend = Callable[[Config, Path | None, Callable[[Runner], Summary]], Summary]
+Backend = Callable[[Config, Path | None, Callable[[Runner], Result]], Result]
 """Makes a runner for a config (and a run folder) and has something done with it."""
-
-
-def _in_memory(simulation: Runner, on_event: Callable[[Event], None]) -> Summary:
-    events: list[Event] = [simulation.started(), *map(Note, simulation.notes)]
-    for event in events:
-        on_event(event)
-    try:
-        progress = simulation.start()
-        for progress, event in simulation.rounds(progress):
-            events.append(event)
-            on_event(event)
-        if note := _why_stopped(events):
-            events.append(note)
-            on_event(note)
-        if joined := simulation.welcome(simulation.complete(progress)):
-            events.append(joined)
-            on_event(joined)
-    finally:
-        simulation.close()
-    return summarise(events)
 
 
 class Picked(NamedTuple):
@@ -209,32 +337,65 @@ def _why_stopped(events: Sequence[Event]) -> Note | None:
     return Note(last.stopped) if last and last.stopped else None
 
 
-def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], None]) -> Summary:
+def _in_memory(simulation: Runner) -> Steps:
+    """A run that leaves nothing on disk."""
+    happened: list[Event] = []
+    picked, stopped = Picked(), None
+    try:
+        progress, started = simulation.start(), simulation.started()
+        saves = _saves_models(simulation.config, simulation.final_models(progress))
+
+        def kept(reached: Progress) -> Progress | None:
+            return reached if saves else None
+
+        first: list[Event] = [started, *map(Note, simulation.notes)]
+        for event in first:
+            happened.append(event)
+            stopped = (yield from _told(event)) or stopped
+        with closing(_rounds(simulation, progress, stopped)) as rounds:
+            for progress, event in rounds:
+                happened.append(event)
+                picked = _after(picked, event, started, partial(kept, progress))
+                if (stopped := (yield from _told(event))) and not is_over(simulation.config, progress):
+                    break
+        if stopped and not is_over(simulation.config, progress):
+            return _from_memory(_stopped(happened, stopped), happened, simulation, progress, picked)
+        if note := _why_stopped(happened):
+            happened.append(note)
+            yield from _told(note)
+        if joined := simulation.welcome(simulation.complete(progress)):
+            happened.append(joined)
+            yield from _told(joined)
+        return _from_memory(summarise(happened), happened, simulation, progress, picked)
+    finally:
+        simulation.close()
+
+
+def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], None]) -> Result:
     """Carry a run out and leave its folder; one that was broken off goes on."""
+    return drain(_recorded(simulation, folder), *listeners)
+
+
+def _recorded(simulation: Runner, folder: RunFolder, tracked: Callable[[Event], None] = lambda event: None) -> Steps:
+    """A run that leaves a folder."""
     config = simulation.config
 
-    def on_event(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    def tell(event: Event) -> None:
-        folder.append(event)
-        on_event(event)
+    def tell(event: Event, is_new: bool = True) -> Generator[Event, None, str | None]:
+        if is_new:
+            folder.append(event)
+        tracked(event)
+        return (yield from _told(event))
 
     try:
         start = simulation.start()  # what is wrong with the settings shows before anything is written
         restored, notes = _prepare(folder, simulation)
         started = simulation.started()
-        if restored.progress is None:
-            progress = start
-            tell(started)
-        else:
-            progress = restored.progress
-            on_event(started)
+        progress = restored.progress or start
+        stopped = yield from tell(started, is_new=restored.progress is None)
         told = {event.message for event in folder.events() if isinstance(event, Note)}
         for note in [*simulation.notes, *notes]:
             if note not in told:  # what is true of the whole run is said once, however often it is resumed
-                tell(Note(note))
+                stopped = (yield from tell(Note(note))) or stopped
         saves = _saves_models(config, simulation.final_models(start))
         picked = _picked_before(folder, started, restored.picked if saves else None)
 
@@ -243,32 +404,55 @@ def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], 
 
         last_saved, written = time.monotonic(), folder.mark()
         try:
-            for reached, event in simulation.rounds(progress):
-                folder.append(event)
-                better = _after(picked, event, started, partial(whole, reached))
-                # together: what a checkpoint knows, the events have
-                progress, written, picked = reached, folder.mark(), better
-                on_event(event)
-                if time.monotonic() - last_saved >= config.run.checkpoint_seconds:
-                    folder.save(progress, written, picked.progress)
-                    last_saved = time.monotonic()
-        except KeyboardInterrupt:
+            with closing(_rounds(simulation, progress, stopped)) as rounds:
+                for reached, event in rounds:
+                    folder.append(event)
+                    better = _after(picked, event, started, partial(whole, reached))
+                    # together: what a checkpoint knows, the events have
+                    progress, written, picked = reached, folder.mark(), better
+                    stopped = yield from tell(event, is_new=False)
+                    if stopped and not is_over(config, progress):
+                        break
+                    if time.monotonic() - last_saved >= config.run.checkpoint_seconds:
+                        folder.save(progress, written, picked.progress)
+                        last_saved = time.monotonic()
+        except (KeyboardInterrupt, GeneratorExit, WorkerLost):
             if progress.round:
                 folder.save(progress, written, picked.progress)
             raise
-        folder.save(progress, written, picked.progress)
+        if progress.round:
+            folder.save(progress, written, picked.progress)
+        if stopped and not is_over(config, progress):
+            happened = folder.events()
+            return _from_memory(_stopped(happened, stopped), happened, simulation, progress, picked, folder.path)
         if (why := _why_stopped(folder.events())) and why.message not in told:
-            tell(why)
+            yield from tell(why)
 
         progress = simulation.complete(progress)
         if joined := simulation.welcome(progress):
-            tell(joined)
-        _save_models(folder, simulation, progress, picked, tell)
+            yield from tell(joined)
+        for note in _save_models(folder, simulation, progress, picked):
+            yield from tell(Note(note))
         summary = replace(summarise(folder.events()), peak_memory_bytes=memory.peak(), peak_memory_of=memory.since())
         folder.write_summary(summary)
-        return summary
+        return _from_folder(summary, folder)
     finally:
         simulation.close()
+
+
+def _rounds(
+    simulation: Runner, progress: Progress, stopped: str | None
+) -> Generator[tuple[Progress, Event], None, None]:
+    """The rounds that are left; none where somebody has stopped the run before the first."""
+    if not stopped:
+        yield from simulation.rounds(progress)
+
+
+def _stopped(happened: Sequence[Event], why: str) -> Summary:
+    """The summary of a run that a listener has stopped."""
+    if not any(isinstance(event, Round) and (event.received or event.trained) for event in happened):
+        raise RunError(f"the run was stopped before its first evaluated round ({why}): there is no result yet")
+    return replace(summarise(happened), stopped=why)
 
 
 def _picked_before(folder: RunFolder, started: Started, progress: Progress | None) -> Picked:
@@ -313,8 +497,7 @@ def _check_manifest(folder: RunFolder, now: dict[str, Any]) -> list[str]:
     differ = {"on another kind of CPU": (then.machine.instruction_set, now["machine"]["instruction_set"])}
     engine = Facts.model_validate(now).engine
     if then.engine.rounding() != engine.rounding():
-        before, here = (f"{which.name} on {which.device}" for which in (then.engine, engine))
-        differ["on another engine"] = before, here
+        differ["on another engine"] = then.engine.words(), engine.words()
     for package in ("torch", "numpy", "cwfed"):
         here = now["versions"][package]
         differ[f"with another {package}"] = then.versions.get(package, here), here
@@ -349,30 +532,26 @@ def _saves_models(config: Config, final: FinalModels | None) -> bool:
     return final is not None and (wanted == "all" or (wanted == "auto" and final.nbytes <= MODELS_LIMIT))
 
 
-def _save_models(
-    folder: RunFolder, simulation: Runner, progress: Progress, picked: Picked, tell: Callable[[Event], None]
-) -> None:
-    """Write every client's model of the last round, and of the round that validation picked, where that is another one."""
+def _save_models(folder: RunFolder, simulation: Runner, progress: Progress, picked: Picked) -> Iterator[str]:
+    """Write every client's model of the last round, and of the round that validation picked, where that is another one; gives what a
+    reader should know of it.
+    """
     config, final = simulation.config, simulation.final_models(progress)
     if final is None or config.run.save_models == "none":
         return
     if not _saves_models(config, final):
-        tell(
-            Note(
-                f"the final models of {final.clients} clients could take {final.nbytes / 2**30:.1f} GiB and were not "
-                'written; run.save_models = "all" with --resume writes them'
-            )
+        yield (
+            f"the final models of {final.clients} clients could take {final.nbytes / 2**30:.1f} GiB and were not "
+            'written; run.save_models = "all" with --resume writes them'
         )
         return
     rounds, validated = {"last": progress.round}, None
     if picked.round and picked.round != progress.round:
         validated = simulation.final_models(picked.progress) if picked.progress else None
         if validated is None:
-            tell(
-                Note(
-                    f"only the models of the last round were written: when round {picked.round} was made, which "
-                    "validation picked, its models were not kept"
-                )
+            yield (
+                f"only the models of the last round were written: when round {picked.round} was made, which "
+                "validation picked, its models were not kept"
             )
     if validated or picked.round == progress.round:
         rounds["validated"] = picked.round

@@ -174,9 +174,7 @@ class Summary(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """As summary.json says it: what may be changed without changing the summary."""
-        table = _plain(self)
-        assert isinstance(table, dict)
-        return table
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(Summary) if _is_said(f, self)}
 
     def to_json(self) -> str:
         """The same as text."""
