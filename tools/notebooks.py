@@ -37,7 +37,7 @@ def execute(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
                 if cell["cell_type"] == "code":
                     number += 1
                     printed = io.StringIO()
-                    code = compile("".join(cell["source"]), f"cell {number}", "exec")
+                    code = compile("".join(cell["source"]), f"cell {number}", "exec", dont_inherit=True)
                     with redirect_stdout(printed):
                         exec(code, vars(main))
                     cell = cell | {

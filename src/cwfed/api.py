@@ -178,8 +178,7 @@ def rounds(
 ) -> Rounds:
     """The same experiment, round by round: each is carried out when the loop asks for it.
 
-    Arguments:
-        as those of `cwfed.run`; the progress bar is off unless it is asked for.
+    The arguments are those of `cwfed.run`; the progress bar is off unless it is asked for.
 
     Returns:
         An iterator over `cwfed.Round`s; its `result()` gives the result of the rounds that are done. Leave the loop whenever you like.
