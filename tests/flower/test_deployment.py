@@ -157,6 +157,7 @@ def test_nodes_that_die_lie_are_slow_or_come_late_do_not_stop_a_federation(tmp_p
 
     seen(lambda: did("client-003"))
     federation.processes["client-003"].kill()  # the SuperNode alone
+    federation.processes["client-003"].wait()  # what it has started looks whether it is there, and a zombie is
     seen(lambda: not marked(f"{here}:client-003"))  # all that it had started ends by itself
     killed = did("client-003")
     seen(lambda: killed in rounds(federation))

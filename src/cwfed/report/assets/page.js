@@ -79,7 +79,7 @@
   }
 
   // Markers of several methods stand side by side, not on top of each other.
-  const beside = (i, count) => count < 2 ? 0 : 0.7 * (i / (count - 1) - 0.5);
+  const beside = (i, count) => count < 2 ? 0 : Math.min(0.7, 0.2 * (count - 1)) * (i / (count - 1) - 0.5);
 
   function clients(group) {
     const ids = [...new Set(group.methods.flatMap((method) => method.clients.at))].sort((a, b) => a - b), count = group.methods.length;
