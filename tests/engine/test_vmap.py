@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -459,8 +460,9 @@ def test_a_gpu_is_kept_busy_by_vmap():
     simulation = Simulation(small("run.engine=loop", "data.clients=20"))
     samples = worker_of(simulation).samples
     samples.device = torch.device("meta")  # any that is not the CPU
-    assert engine._pick(2, 20, simulation.template, samples, simulation.engine.job.how)[0] == "vmap"
-    assert engine._pick(2, 2, simulation.template, samples, simulation.engine.job.how)[0] == "loop"
+    job = replace(simulation.engine.job, samples=samples)
+    for participants, found in ((20, "vmap"), (2, "loop")):
+        assert engine._pick(job, engine.Choice("auto", participants=participants), 2)[0] == found
 
 
 def test_the_work_of_a_forward_pass_by_hand():

@@ -89,16 +89,16 @@ def test_runs_of_other_rounds_or_learning_rates_are_not_ranked_together(whole, t
 def test_an_unknown_partition_has_its_name_in_reports(whole, tmp_path):
     """As a version that knows one more would have left it; this one's config refuses it, then it is left out by name."""
     record = finished.read_run(whole / "cwfedavg-0")
-    data = record.config.data.model_copy(update={"partition": "shards"})
+    data = record.config.data.model_copy(update={"partition": "stripes"})
     other = replace(record, config=record.config.model_copy(update={"data": data}))
     (group,) = groups.group([other])
-    assert group.title == "digits, shards, 6 clients, mlp"
+    assert group.title == "digits, stripes, 6 clients, mlp"
     page.write(tmp_path / "r.html", "x", [group])
     figures.everything(group)
     folder = copied(whole, tmp_path)
     text = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(text.replace('"pathological"', '"shards"'))
-    assert "unknown partition 'shards'" in left_out(folder)[1]
+    (folder / "config.toml").write_text(text.replace('"pathological"', '"stripes"'))
+    assert "unknown partition 'stripes'" in left_out(folder)[1]
 
 
 def test_curves_over_rounds_bytes_and_seconds_by_hand(whole):
@@ -291,7 +291,7 @@ def test_runs_of_an_earlier_release_are_shown_with_a_note(whole, tmp_path, made)
     assert old.notes == [
         f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)"
     ]
-    (group,) = finished.group([old, new])
+    (group,) = groups.group([old, new])
     assert [method.row["notes"] for method in group.methods] == [old.notes, []]
 
 
@@ -459,7 +459,7 @@ def test_the_commands(whole, tmp_path):
     assert "accuracy-rounds" in done.stdout
     assert {path.suffix for path in (tmp_path / "f").iterdir()} == {".svg", ".tex", ".md", ".csv"}
     assert (tmp_path / "f" / "table.csv").read_text().startswith("label,algorithm,reported_phase,received_best,")
-    assert r"\begin{tabular}{lrrrrrrrrrrr}" in (tmp_path / "f" / "table.tex").read_text()
+    assert r"\begin{tabular}{lrrrrrrrrrrrr}" in (tmp_path / "f" / "table.tex").read_text()
     assert {"mixtures.svg", "output-norms.svg", "distributions.svg"} <= {
         path.name for path in (tmp_path / "f").iterdir()
     }
