@@ -40,6 +40,11 @@ class Result(Summary):
         known = {f.name: getattr(summary, f.name) for f in fields(Summary)}
         return cls(**known, happened=happened, model_of=model_of, folder=folder)
 
+    @property
+    def summary(self) -> Summary:
+        """The numbers alone: what can be sent to another process."""
+        return Summary(**{f.name: getattr(self, f.name) for f in fields(Summary)})
+
     @cached_property
     def events(self) -> Sequence[Event]:
         """All that happened, as `events.jsonl` has it."""

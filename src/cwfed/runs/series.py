@@ -137,12 +137,12 @@ def _carry_out(
     """One run, in this process."""
     watched = Watched(on_event)
     try:
-        summary = session.run(
+        result = session.run(
             planned.config, planned.folder, resume=True, data_dir=data_dir, on_event=watched, track=track
         )
     except GivenUp as error:
         return Done(planned, None, False, str(error))
-    return Done(planned, summary, not watched.rounds)
+    return Done(planned, result.summary, not watched.rounds)
 
 
 class Watched:
