@@ -118,6 +118,7 @@ def closing(monkeypatch):
         federation.close()
 
 
+@pytest.mark.slow  # minutes of timeouts
 def test_nodes_that_die_lie_are_slow_or_come_late_do_not_stop_a_federation(tmp_path, closing):
     """0 and 2 are honest, and the fork server of 0 is killed; 1 is slow once; 3 is killed while it trains and comes back; 4 sends
     NaN, a wrong shape, a wrong type, too much; 5 joins late with its label histogram.
