@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from dataclasses import replace
@@ -43,6 +44,12 @@ def pytest_sessionstart(session):
     precision.bf16_speed()
     # who ends the suite ends what its tests have started, too
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
+
+
+def pytest_collection_finish(session):
+    """What is imported stays: looking through it for garbage, as every run does once, takes longer than a small run."""
+    gc.collect()
+    gc.freeze()
 
 
 def small(*settings: str) -> Config:

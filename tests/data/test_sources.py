@@ -10,6 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 from PIL import Image
 
 from cwfed.core.errors import ConfigError, DataError
@@ -54,6 +55,9 @@ def test_digits_are_always_there():
     assert found.inputs.dtype == np.float32
     assert (found.inputs.min(), found.inputs.max()) == (-1.0, 1.0)
     assert found.classes == 10
+    theirs = load_digits()  # the slow twin: our reading of its file does not import scikit-learn
+    assert np.array_equal(found.inputs[..., 0], (theirs.images / 8 - 1).astype(np.float32))
+    assert np.array_equal(found.labels, theirs.target)
 
 
 def test_hub_parquet_offline_merges_both_splits_exactly(tmp_path):
