@@ -88,7 +88,13 @@ def measure(name: str, point: int) -> dict[str, float]:
     simulation.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     inputs = samples * (3 * 32 * 32 if is_cnn else 64) * 4
-    return {"point": point, "seconds": statistics.median(seconds[2:]), "peak": peak, "data": inputs, "numbers": numbers}
+    return {
+        "point": point,
+        "seconds": statistics.median(seconds[2:]),
+        "peak": peak,
+        "data": inputs,
+        "numbers": numbers,
+    }
 
 
 def line(xs: list[float], ys: list[float]) -> tuple[float, float]:
@@ -136,7 +142,10 @@ def main(names: list[str]) -> None:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             one = json.loads(done.stdout.splitlines()[-1])
             found[name].append(one)
-            print(f"| {point:,} | {one['seconds']:.3f} | {one['peak'] / 1e6:.0f} MB | {one['data'] / 1e6:.0f} MB |", flush=True)
+            print(
+                f"| {point:,} | {one['seconds']:.3f} | {one['peak'] / 1e6:.0f} MB | {one['data'] / 1e6:.0f} MB |",
+                flush=True,
+            )
         if name != "workers":
             xs = [p["point"] for p in found[name]]
             (a, b), (c, d) = (line(xs, [p[key] for p in found[name]]) for key in ("seconds", "peak"))

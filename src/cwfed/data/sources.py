@@ -137,9 +137,9 @@ def digits() -> Dataset:
     Its file is read as it lies there: importing scikit-learn for it takes seconds.
     """
     package = find_spec("sklearn")
-    assert package is not None and package.origin is not None  # one of our requirements
-    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    table = np.loadtxt(path, delimiter=",")
+    assert package is not None, "scikit-learn is one of our requirements"
+    (folder,) = package.submodule_search_locations or [""]
+    table = np.loadtxt(Path(folder) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     pixels = (table[:, :-1].reshape(-1, 8, 8, 1) / 8 - 1).astype(np.float32)
     labels = table[:, -1].astype(np.int64)
     for array in (pixels, labels):  # shared by all who ask

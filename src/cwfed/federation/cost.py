@@ -32,7 +32,9 @@ def costs(
     chosen = [build(name) for name in names or ALGORITHMS]
     network = without_numbers(model, shape, classes, options)
     return [
-        row for algorithm in chosen for row in algorithm.costs(sizes(algorithm, network, classes, clients, participants))
+        row
+        for algorithm in chosen
+        for row in algorithm.costs(sizes(algorithm, network, classes, clients, participants))
     ]
 
 
