@@ -51,7 +51,7 @@ def die_after_lines(path: Path, count: int, seconds: float) -> None:
     """
 
     def watch() -> None:
-        until(lambda: lines(path) >= count, pause=0.0005)
+        until(lambda: lines(path) >= count, pause=0.003)
         time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
 
