@@ -185,7 +185,7 @@ def test_a_loss_that_is_very_large_is_a_measurement():
 def test_clients_blur_their_uploads_and_servers_bound_them_as_in_the_simulator(privacy, tmp_path, monkeypatch):
     """But for the noise, which is a node's own: here it is the simulator's, so that the rest can be compared."""
     config = settings("cwfedavg", *privacy)
-    monkeypatch.setattr("cwfed.flower.client.node_noise", lambda *_: Seeded(config.run.seed))
+    monkeypatch.setattr("cwfed.flower.site.node_noise", lambda *_: Seeded(config.run.seed))
     assert_same_bits(config, tmp_path, **({"loss": None, "client_loss": []} if config.privacy.dp != "off" else {}))
 
 

@@ -28,9 +28,9 @@ from cwfed.core.errors import ConfigError, CwfedError, DataError, RunError
 from cwfed.core.types import Download, ExtraSpec
 from cwfed.federation.experiment import deal
 from cwfed.flower import Plan, keys, wire
-from cwfed.flower.client import Site, _node_worker
 from cwfed.flower.local import LocalFederation
 from cwfed.flower.project import write_project
+from cwfed.flower.site import Site, node_worker
 from tests import processes
 from tests.conftest import small
 from tests.flower import page
@@ -159,7 +159,7 @@ def test_the_command_exports_node_folders(tmp_path):
 def test_a_node_splits_its_data_by_the_split_seed(method):
     def shard(*settings: str) -> list[list[int]]:
         plan = plan_of(small(f"algorithm.name={method}", *settings), 2)
-        own = _node_worker(plan, Site("here", data.load(data.SourceSpec("digits"))), 0).federation.shards[0]
+        own = node_worker(plan, Site("here", data.load(data.SourceSpec("digits"))), 0).federation.shards[0]
         return [part.tolist() for part in (own.train, own.validation, own.test, own.holdout)]
 
     assert shard("data.split_seed=7", "run.seed=1") == shard("data.split_seed=7", "run.seed=2") == shard("run.seed=7")

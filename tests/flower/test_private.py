@@ -17,7 +17,7 @@ from opacus.accountants import RDPAccountant
 
 from cwfed.core.errors import RunError
 from cwfed.core.events import Round
-from cwfed.flower import PersonalisedStrategy, client, wire
+from cwfed.flower import PersonalisedStrategy, site, wire
 from cwfed.flower.account import FILE, Account
 from cwfed.privacy import dp
 from cwfed.privacy.dp import SamplePrivacy
@@ -67,7 +67,7 @@ def test_the_server_cannot_make_a_nodes_noise_again(settings, tmp_path, monkeypa
     plan, grid = federation(tmp_path, *settings)
     _, messages = asked(plan, grid)
     (first, _), (again, _) = answers(grid, messages), answers(grid, messages)
-    monkeypatch.setattr(client, "node_noise", lambda *_: Seeded(plan.config.run.seed))
+    monkeypatch.setattr(site, "node_noise", lambda *_: Seeded(plan.config.run.seed))
     twin, _ = answers(grid, messages)
     assert apart(twin, answers(grid, messages)[0]) == 0
     least = 1e-3
@@ -80,7 +80,7 @@ def test_what_the_twin_does_not_know_is_as_much_as_the_noise(tmp_path, monkeypat
     plan, grid = federation(tmp_path, "algorithm.name=fedavg", "privacy.dp=sample", "train.lr=0.01")
     _, messages = asked(plan, grid)
     (mine, metrics) = answers(grid, messages)
-    monkeypatch.setattr(client, "node_noise", lambda *_: Seeded(plan.config.run.seed))
+    monkeypatch.setattr(site, "node_noise", lambda *_: Seeded(plan.config.run.seed))
     twin, _ = answers(grid, messages)
     for ours, guessed, told in zip(mine, twin, metrics, strict=True):
         steps = dp.steps_of_a_round(told["samples"], 10, 1)

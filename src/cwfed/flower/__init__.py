@@ -27,15 +27,16 @@ if find_spec("flwr") is None:
     raise CwfedError('Flower is not installed: pip install "cwfed[flower]"')
 
 if TYPE_CHECKING:
-    from cwfed.flower.client import Site, client_app
+    from cwfed.flower.client import client_app
     from cwfed.flower.plan import Plan
     from cwfed.flower.server import server_app
+    from cwfed.flower.site import Site
     from cwfed.flower.strategy import PersonalisedStrategy
 else:
     _PLACES = {
         "PersonalisedStrategy": "strategy",
         "Plan": "plan",
-        "Site": "client",
+        "Site": "site",
         "client_app": "client",
         "server_app": "server",
     }

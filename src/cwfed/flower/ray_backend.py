@@ -30,10 +30,12 @@ from cwfed.federation.config import Config, from_table
 from cwfed.federation.experiment import Experiment
 from cwfed.federation.rounds import FinalModels, Progress, is_over
 from cwfed.federation.simulation import Simulation
-from cwfed.flower.client import KEPT, Site, Worker, WorkerOf, make_app
+from cwfed.flower.client import WorkerOf, make_app
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
+from cwfed.flower.site import Site
 from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
+from cwfed.flower.work import KEPT, Worker
 from cwfed.runs.checkpoint import Checkpoints
 from cwfed.runs.result import Result
 from cwfed.runs.session import Runner
