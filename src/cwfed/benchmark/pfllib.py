@@ -95,8 +95,9 @@ METHODS: Mapping[str, Theirs] = {
 
 def same_cnn(shape: InputShape, classes: int) -> CNN:
     """Our CNN with the initial weights of PFLlib's, which seeds torch with 0 and makes the same layers in the same order."""
-    torch.manual_seed(0)
-    return CNN(shape, classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return CNN(shape, classes)
 
 
 def bench(

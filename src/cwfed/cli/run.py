@@ -126,20 +126,29 @@ def bench(
     ] = False,
     against: Annotated[
         tuple[str, Path] | None,
-        typer.Option(
-            metavar="pfllib DIR", help="Measure against a checkout of PFLlib instead; what follows is for that."
-        ),
+        typer.Option(metavar="pfllib DIR", help="pfllib DIR: measure against the checkout of PFLlib in DIR instead."),
     ] = None,
-    python: Annotated[str, typer.Option(help="The Python that has what PFLlib needs (default: ours).")] = "",
+    python: Annotated[
+        str, typer.Option(help="With --against: the Python that has what PFLlib needs (default: ours).")
+    ] = "",
     config: Annotated[
         Path | None,
-        typer.Option(help="A config file (TOML); default: CIFAR-10, 6,000 samples, two classes per client."),
+        typer.Option(
+            help="With --against: a config file (TOML); default: CIFAR-10, 6,000 samples, two classes per client."
+        ),
     ] = None,
     set_: SetOption = None,
     algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", help="fedavg, ditto; name:key=value changes a setting.")
-    ] = "fedavg,ditto",
-    repeats: Annotated[int, typer.Option(min=1, help="Processes of either program for each method.")] = 2,
+        str,
+        typer.Option(
+            "--algorithms",
+            "-a",
+            help="With --against: fedavg, ditto or both (default); name:key=value changes a setting.",
+        ),
+    ] = "",
+    repeats: Annotated[
+        int, typer.Option(min=0, help="With --against: processes of either program for each method; 0 is 2.")
+    ] = 0,
     data_dir: DataDirOption = None,
     out_dir: Annotated[
         Path, typer.Option("--out", "-o", help="Where bench.json and bench.png go, or pfllib.json and logs.")
@@ -158,8 +167,8 @@ def bench(
         raise CwfedError(f"--against {against[0]!r} is not known: it is --against pfllib DIR")
     if against and (workloads or quick):
         raise CwfedError("--against has no workloads and no --quick: choose its data with --config and --set")
-    if not against and (config or set_ or python):
-        raise CwfedError("--config, --set and --python go with --against pfllib DIR")
+    if not against and (python or config or set_ or algorithms or repeats):
+        raise CwfedError("--python, --config, --set, --algorithms and --repeats go with --against pfllib DIR")
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -171,12 +180,12 @@ def bench(
                 out_dir,
                 config,
                 set_ or [],
-                algorithms,
-                repeats,
+                algorithms or "fedavg,ditto",
+                repeats or 2,
                 python,
                 data_dir,
                 tell=lambda what: status.update(escape(what)),
-                report=lambda needed: err.print(escape(needed), highlight=False),
+                report=lambda needed: err.print(escape(needed), highlight=False, soft_wrap=True),
             )
         else:
             result = benchmark.bench(workloads or (), quick, tell=lambda title: status.update(f"measuring {title}"))
