@@ -372,7 +372,7 @@ def _carry_out(
     """The lines that a process prints, which also go into a log, and its peak memory; `tell` hears the headings of rounds."""
     lines = []
     with (
-        log.open("w") as kept,
+        log.open("w", buffering=1) as kept,  # to be watched
         subprocess.Popen(
             [sys.executable, "-I", "-S", measured.__file__, *command],
             stdin=subprocess.PIPE,
