@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from dataclasses import replace
@@ -18,7 +19,7 @@ from cwfed.testing.conformance import BASE, finish, leaves, without_seconds
 
 os.environ.pop("COLUMNS", None)  # xdist's workers have one: what is printed would be as narrow as their terminal
 
-__all__ = ["finish", "leaves", "small", "two_blobs", "without_seconds"]
+__all__ = ["all_digits", "finish", "leaves", "small", "two_blobs", "without_seconds"]
 
 ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("CWFED_DATA") or ROOT.parent / "shared" / "data")
@@ -45,8 +46,19 @@ def pytest_sessionstart(session):
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
 
 
+def pytest_collection_finish(session):
+    """What is imported stays: looking through it for garbage, as every run does once, takes longer than a small run."""
+    gc.collect()
+    gc.freeze()
+
+
 def small(*settings: str) -> Config:
-    """A digits experiment of a second: a small MLP, few clients, few rounds."""
+    """An experiment of less than a second: a third of the digits, a small MLP, few clients, few rounds."""
+    return all_digits("data.samples=600", *settings)
+
+
+def all_digits(*settings: str) -> Config:
+    """The same on all digits, or on other data."""
     return configs.load(None, [*BASE, *settings])
 
 

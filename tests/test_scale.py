@@ -45,13 +45,13 @@ from cwfed.data import Dataset
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.core.types import nbytes
-from tests.conftest import finish, leaves, small
+from tests.conftest import finish, leaves, all_digits
 
 clients, rng = int(sys.argv[1]), np.random.default_rng(0)
 inputs, labels = rng.normal(size=(8 * clients, 200)).astype(np.float32), rng.integers(10, size=8 * clients)
 data.load = lambda *_: Dataset("many", inputs, labels, tuple("0123456789"))
 simulation = Simulation(
-    small(f"data.clients={clients}", "data.partition=iid", "train.participation=100", "train.batch_size=5",
+    all_digits(f"data.clients={clients}", "data.partition=iid", "train.participation=100", "train.batch_size=5",
           "model.options.hidden=1000", "run.evaluate_clients=20", "algorithm.layers=all")
 )
 memory.forget_peak()  # of this run, not of what made its data

@@ -141,7 +141,6 @@ def warm_up() -> None:
         if not module.name.startswith(COLD):
             import_module(module.name)
     import_module("matplotlib.pyplot")
-    import_module("sklearn.datasets")
 
 
 if __name__ == "__main__":

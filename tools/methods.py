@@ -11,6 +11,7 @@ A row of docs/data/comparison.json: {"setting": text, "method": name, "received"
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -29,13 +30,13 @@ from cwfed.algorithms import ALGORITHMS, PLUGINS, FedAvg, build, setting
 from cwfed.algorithms.fedala import TIMES
 from cwfed.cli.console import attribute_docs
 from cwfed.core.types import Cost, Params, Sizes, Start, Task
-from cwfed.federation.cost import sizes
+from cwfed.federation.cost import sizes, without_numbers
 from cwfed.models import InputShape
 
 DOCS = Path(__file__).parent.parent / "docs"
 NUMBERS = json.loads((DOCS / "data" / "comparison.json").read_text(encoding="utf-8"))
 CLASSES, CLIENTS = 10, 20
-REFERENCE = ("cnn", InputShape((3, 32, 32)), CLASSES, CLIENTS, CLIENTS, {})
+REFERENCE: tuple[str, InputShape, int, dict[str, Any]] = ("cnn", InputShape((3, 32, 32)), CLASSES, {})
 IN = "the paper's CNN on 32x32x3, 10 classes, 20 clients that all take part"
 LATER: Params = {TIMES: torch.tensor(1)}
 """Notes of a client that has trained before: FedALA's passes on receipt begin with its second round."""
@@ -151,11 +152,11 @@ def _beneath(plugin: str) -> str:
 def method(name: str, cls: type[FedAvg]) -> Method:
     """A method by its name, or a plug-in by the one behind its `+`."""
     algorithm = build(name if name in ALGORITHMS else f"{_beneath(name)}+{name}")
+    plain = without_numbers(*REFERENCE)
     with torch.device("meta"):
-        network = models.build(*REFERENCE[:3], {})
-        network = algorithm.adapt(network, str(network.output_layer))
+        network = algorithm.adapt(copy.deepcopy(plain), str(plain.output_layer))
     task = models.task_of(network, CLIENTS, CLASSES)
-    size = sizes(algorithm, *REFERENCE)
+    size = sizes(algorithm, plain, CLASSES, CLIENTS, CLIENTS)
     return Method(name, cls, algorithm, task, dict(network.named_parameters()), size, algorithm.costs(size)[0])
 
 

@@ -8,7 +8,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Download, Start
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import Client, model, task, uploads
-from tests.conftest import finish, small, use_algorithm
+from tests.conftest import all_digits, finish, use_algorithm
 
 # the client wants w = (1, 0, 0): its loss is the squared distance to that
 WANTS_ONE = Client(lambda w: (w - torch.tensor([1.0, 0.0, 0.0])).square().sum())
@@ -47,7 +47,7 @@ def test_its_own_model_counts_once_also_where_the_server_sends_it_back():
 
 
 def test_in_a_run_the_reference_is_where_the_last_training_started():
-    simulation = Simulation(small("algorithm.name=fedfomo", "train.rounds=2"))
+    simulation = Simulation(all_digits("algorithm.name=fedfomo", "train.rounds=2"))
     starts = {}
 
     class Watched(FedFomo):
@@ -128,7 +128,7 @@ def test_with_few_downloads_the_best_are_sent_and_now_and_then_others():
 
 
 def test_few_downloads_in_a_run_cost_what_they_say():
-    simulation = Simulation(small("algorithm.name=fedfomo", "algorithm.downloads=2", "train.rounds=3"))
+    simulation = Simulation(all_digits("algorithm.name=fedfomo", "algorithm.downloads=2", "train.rounds=3"))
     from cwfed.core.types import nbytes
 
     size = nbytes(simulation.fresh(0))
@@ -138,8 +138,8 @@ def test_few_downloads_in_a_run_cost_what_they_say():
 
 
 def test_held_out_data_are_neither_trained_nor_tested_on():
-    simulation = Simulation(small("algorithm.name=fedfomo"))
-    plain = Simulation(small("algorithm.name=fedavg"))
+    simulation = Simulation(all_digits("algorithm.name=fedfomo"))
+    plain = Simulation(all_digits("algorithm.name=fedavg"))
     for with_holdout, without in zip(
         simulation.federation.shards.values(), plain.federation.shards.values(), strict=True
     ):
@@ -162,4 +162,4 @@ def test_held_out_data_are_neither_trained_nor_tested_on():
 )
 def test_impossible_settings(settings, says):
     with pytest.raises(ConfigError, match=says):
-        Simulation(small("algorithm.name=fedfomo", *settings)).start()
+        Simulation(all_digits("algorithm.name=fedfomo", *settings)).start()

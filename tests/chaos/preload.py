@@ -3,8 +3,6 @@
 import importlib
 import pkgutil
 
-import sklearn.datasets  # noqa: F401
-
 import cwfed
 
 for module in pkgutil.walk_packages(cwfed.__path__, "cwfed."):

@@ -9,7 +9,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.optimizers import SGD, Adam, Schedule, clipped
 from cwfed.federation.rounds import from_tree, to_tree
 from cwfed.federation.simulation import Simulation
-from tests.conftest import finish, leaves, small
+from tests.conftest import all_digits, finish, leaves
 from tests.engine.test_vmap import assert_like_the_loop
 
 PAIRS = [
@@ -83,7 +83,7 @@ def test_batched_like_the_loop_on_text(options):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_a_kept_state_survives_a_break(engine):
-    config = small(
+    config = all_digits(
         "train.momentum=0.9",
         "train.keep_optimizer=true",
         "train.rounds=4",
@@ -92,7 +92,9 @@ def test_a_kept_state_survives_a_break(engine):
     )
     whole, _ = finish(Simulation(config))
     fresh, _ = finish(
-        Simulation(small("train.momentum=0.9", "train.rounds=4", "train.participation=0.5", f"run.engine={engine}"))
+        Simulation(
+            all_digits("train.momentum=0.9", "train.rounds=4", "train.participation=0.5", f"run.engine={engine}")
+        )
     )
     assert leaves(whole.server) != leaves(fresh.server), "a kept momentum makes a difference"
     simulation = Simulation(config)
@@ -107,9 +109,11 @@ def test_a_kept_state_survives_a_break(engine):
 
 def test_label_smoothing_is_torchs():
     smooth, _ = finish(
-        Simulation(small("train.label_smoothing=0.2", "algorithm.name=fedavg", "run.engine=loop", "train.rounds=1"))
+        Simulation(
+            all_digits("train.label_smoothing=0.2", "algorithm.name=fedavg", "run.engine=loop", "train.rounds=1")
+        )
     )
-    plain, _ = finish(Simulation(small("algorithm.name=fedavg", "run.engine=loop", "train.rounds=1")))
+    plain, _ = finish(Simulation(all_digits("algorithm.name=fedavg", "run.engine=loop", "train.rounds=1")))
     assert leaves(smooth.server) != leaves(plain.server)
 
 
@@ -126,4 +130,4 @@ def test_label_smoothing_is_torchs():
 )
 def test_what_does_not_fit_is_one_sentence(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        Simulation(small(*settings, "model.name=auto", "model.options={}"))
+        Simulation(all_digits(*settings, "model.name=auto", "model.options={}"))

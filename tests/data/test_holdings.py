@@ -10,7 +10,7 @@ from cwfed.core.events import Note
 from cwfed.data import Dataset, Federation, Shard, classes_held_by_nobody, who_holds_nothing
 from cwfed.report.finished import read_run
 from cwfed.runs import session
-from tests.conftest import small
+from tests.conftest import all_digits
 
 
 def test_classes_held_by_nobody_by_hand():
@@ -53,19 +53,19 @@ SAID = "classes 6, 7, 8, 9 are held by nobody: 714 of 1,797 samples are not used
 def test_a_run_says_it_in_an_event_and_its_summary_once(tmp_path):
     settings = ("data.clients=3", "train.rounds=1")
     heard = []
-    summary = session.run(small(*settings), tmp_path / "r", on_event=heard.append)
+    summary = session.run(all_digits(*settings), tmp_path / "r", on_event=heard.append)
     (note,) = [event.message for event in heard if isinstance(event, Note)]
     assert note.startswith(SAID)
     assert summary["notes"] == [note]
-    more = session.run(small("data.clients=3", "train.rounds=2"), tmp_path / "r", resume=True)
+    more = session.run(all_digits("data.clients=3", "train.rounds=2"), tmp_path / "r", resume=True)
     assert more["notes"] == [note]
-    assert session.run(small(*settings))["notes"] == [note]  # in memory too
-    assert session.run(small("train.rounds=1"))["notes"] == []  # six clients have room for all ten
+    assert session.run(all_digits(*settings))["notes"] == [note]  # in memory too
+    assert session.run(all_digits("train.rounds=1"))["notes"] == []  # six clients have room for all ten
 
 
 def test_reports_of_earlier_runs_say_it_too(tmp_path):
     """They have no note, but their manifest knows who holds what."""
-    session.run(small("data.clients=3", "train.rounds=1"), tmp_path / "r")
+    session.run(all_digits("data.clients=3", "train.rounds=1"), tmp_path / "r")
     record = read_run(tmp_path / "r")
     (said,) = record.notes
     assert replace(record, summary=replace(record.summary, notes=[])).notes == [said]

@@ -16,7 +16,7 @@ from cwfed.core.errors import ConfigError, CwfedError, DataError
 from cwfed.data import Dataset, share_out, shift, split_file
 from cwfed.data.partition import PARTITIONS, PartitionSpec, fit_sums, natural, partition
 from cwfed.federation.experiment import deal
-from tests.conftest import small
+from tests.conftest import all_digits
 
 LABELS = np.repeat(np.arange(10), 300)
 NEW = ("quantity", "shards", "extended_dirichlet", "label_quantity")
@@ -263,7 +263,7 @@ def test_natural_clients_may_be_drawn_and_small_ones_left_out():
 
 def test_data_without_a_column_have_no_natural_clients():
     with pytest.raises(ConfigError, match=r"digits has none: name their column as data.client_column"):
-        deal(small("data.partition=column"))
+        deal(all_digits("data.partition=column"))
 
 
 # --- a split from a file
@@ -320,17 +320,17 @@ def test_what_is_no_split_is_one_sentence(tmp_path, name, content, says):
 
 def test_an_experiment_with_a_split_file(tmp_path):
     path = write(tmp_path / "who.json", {"left": list(range(0, 200, 2)), "right": list(range(1, 200, 2))})
-    federation = deal(small("data.partition=file", f"data.split_file={path}"))
+    federation = deal(all_digits("data.partition=file", f"data.split_file={path}"))
     assert federation.names == ("left", "right")
     assert whole(federation.shards[1]) == list(range(1, 200, 2))
     with pytest.raises(DataError, match=r"nowhere\.csv cannot be read"):
-        deal(small("data.partition=file", "data.split_file=nowhere.csv"))
+        deal(all_digits("data.partition=file", "data.split_file=nowhere.csv"))
     with pytest.raises(ConfigError, match=r"needs data.split_file"):
-        deal(small("data.partition=file"))
+        deal(all_digits("data.partition=file"))
     with pytest.raises(ConfigError, match=r'is read with data.partition = "file"'):
-        small(f"data.split_file={path}")
+        all_digits(f"data.split_file={path}")
     with pytest.raises(ConfigError, match=r"data.samples = 50 cannot be taken"):
-        deal(small("data.partition=file", f"data.split_file={path}", "data.samples=50"))
+        deal(all_digits("data.partition=file", f"data.split_file={path}", "data.samples=50"))
 
 
 # --- feature shift
@@ -369,7 +369,7 @@ def test_groups_are_of_equal_size_and_drawn_from_the_seed():
 
 
 def test_a_shift_changes_the_images_of_its_clients_and_nothing_else():
-    plain, turned = deal(small()), deal(small("data.shift=rotation"))
+    plain, turned = deal(all_digits()), deal(all_digits("data.shift=rotation"))
     assert turned.digest() == plain.digest()  # who holds what
     assert turned.data.digest != plain.data.digest
     groups = shift.groups(6, 4, 0)
@@ -377,7 +377,7 @@ def test_a_shift_changes_the_images_of_its_clients_and_nothing_else():
         own = whole(shard)
         assert (turned.data.inputs[own] == shift.rotated(plain.data.inputs[own], groups[client] / 4)).all()
     assert list(turned.shifts.values()) == [f"{90 * g}°" for g in groups]
-    coloured = deal(small("data.shift=colour", "data.shift_groups=3"))
+    coloured = deal(all_digits("data.shift=colour", "data.shift_groups=3"))
     assert coloured.data.inputs.shape == (1797, 8, 8, 3)
     assert coloured.shape.dims == (3, 8, 8)
 
@@ -388,7 +388,7 @@ def vectors():
 
 def test_what_cannot_be_shifted_is_one_sentence():
     with pytest.raises(CwfedError, match=r"is for images, and these samples have the shape \(5,\)"):
-        deal(small(f"data.name={__name__}:vectors", "data.partition=iid", "data.shift=rotation"))
+        deal(all_digits(f"data.name={__name__}:vectors", "data.partition=iid", "data.shift=rotation"))
     four = Dataset.from_arrays(np.zeros((8, 5, 5, 4), np.float32), np.arange(8) % 2)
     with pytest.raises(ConfigError, match="grey or RGB images, and these have 4 channels"):
         shift.shifted(share_out(four, PartitionSpec("iid", 2), 0, 0), "colour", 2, 0)
@@ -404,9 +404,9 @@ def test_what_cannot_be_shifted_is_one_sentence():
 
 def test_reports_have_words_for_every_partition():
     for kind in NEW:
-        assert "Dirichlet" in small(f"data.partition={kind}").data.how_split() or kind == "shards"
-    assert small("data.partition=shards").data.how_split() == "2 shards a client"
-    assert small("data.shift=rotation").data.how_split() == "2 classes a client, rotation in 4 groups"
+        assert "Dirichlet" in all_digits(f"data.partition={kind}").data.how_split() or kind == "shards"
+    assert all_digits("data.partition=shards").data.how_split() == "2 shards a client"
+    assert all_digits("data.shift=rotation").data.how_split() == "2 classes per client, rotation in 4 groups"
 
 
 # --- cwfed data show

@@ -16,6 +16,7 @@ def run(real_data, *settings):
     return session.run(configs.load(None, list(settings)), data_dir=real_data)
 
 
+@pytest.mark.slow
 def test_mnist(real_data):
     found = load(SourceSpec("mnist"), real_data)
     assert found.inputs.shape == (70_000, 28, 28, 1)

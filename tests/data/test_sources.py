@@ -11,13 +11,14 @@ import zipfile
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from cwfed.core.errors import ConfigError, DataError
 from cwfed.data import sources, text
 from cwfed.data.dataset import Dataset, cache_dir
 from cwfed.data.sources import SourceSpec, load
 from cwfed.runs import session
-from tests.conftest import small
+from tests.conftest import all_digits
 
 RNG = np.random.default_rng(0)
 
@@ -54,6 +55,9 @@ def test_digits_are_always_there():
     assert found.inputs.dtype == np.float32
     assert (found.inputs.min(), found.inputs.max()) == (-1.0, 1.0)
     assert found.classes == 10
+    theirs = load_digits()  # the slow twin: our reading of its file does not import scikit-learn
+    assert np.array_equal(found.inputs[..., 0], (theirs.images / 8 - 1).astype(np.float32))
+    assert np.array_equal(found.labels, theirs.target)
 
 
 def test_hub_parquet_offline_merges_both_splits_exactly(tmp_path):
@@ -251,11 +255,11 @@ def test_pfllib_folders_keep_their_exact_split(tmp_path):
 
 def test_a_run_on_a_pfllib_folder(tmp_path):
     write_pfllib(tmp_path / "MNIST")
-    config = small("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "train.batch_size=5")
+    config = all_digits("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "train.batch_size=5")
     summary = session.run(config)
     assert (summary["clients"], summary["dataset"]) == (3, "MNIST")
     with pytest.raises(ConfigError, match="comes with its own split"):
-        session.run(small("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "data.samples=5"))
+        session.run(all_digits("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "data.samples=5"))
 
 
 class Evil:

@@ -16,7 +16,7 @@ from cwfed.data import Dataset, Federation, Shard
 from cwfed.engine.worker import LocalTraining, batches
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
-from tests.conftest import finish, leaves, small, two_blobs, worker_of
+from tests.conftest import all_digits, finish, leaves, two_blobs, worker_of
 
 
 def with_dropout(shape, classes):
@@ -33,7 +33,7 @@ def with_batch_norm(shape, classes):
 
 
 def outcome(*settings):
-    config = small("model.options={}", "data.samples=400", *settings)
+    config = all_digits("model.options={}", "data.samples=400", *settings)
     progress, events = finish(Simulation(config))
     return leaves(to_tree(progress)), [(e.loss, e.received, e.trained) for e in events]
 
@@ -102,7 +102,7 @@ def with_other_draws(shape, classes):
 @pytest.mark.parametrize("model", ["with_attention", "with_lstm", "with_other_draws"])
 def test_what_modules_draw_inside_themselves_is_seeded(model):
     """By round and client alone; the masks are others with another seed, and gone when nobody trains."""
-    simulation = Simulation(small("model.options={}", f"model.name={__name__}:{model}", "run.engine=loop"))
+    simulation = Simulation(all_digits("model.options={}", f"model.name={__name__}:{model}", "run.engine=loop"))
     worker = worker_of(simulation)
     worker.load(simulation.fresh(0))
     inputs, _ = worker.samples.batch(np.arange(20))
@@ -128,14 +128,14 @@ def test_attention_without_seeding_would_be_refused(monkeypatch):
 
 
 def test_a_model_with_attention_runs_by_default():
-    simulation = Simulation(small("model.options={}", f"model.name={__name__}:with_attention"))
+    simulation = Simulation(all_digits("model.options={}", f"model.name={__name__}:with_attention"))
     assert simulation.engine.name == "loop"
     assert "random" in simulation.engine.why
     finish(simulation)
 
 
 def test_dropout_really_drops():
-    config = small("model.options={}", f"model.name={__name__}:with_dropout", "run.engine=loop")
+    config = all_digits("model.options={}", f"model.name={__name__}:with_dropout", "run.engine=loop")
     simulation = Simulation(config)
     worker = worker_of(simulation)
     worker.load(simulation.fresh(0))
@@ -149,9 +149,11 @@ def test_dropout_really_drops():
 
 def test_local_statistics_stay_with_the_client_and_travel_nowhere():
     name = f"model.name={__name__}:with_batch_norm"
-    local, _ = finish(Simulation(small("model.options={}", name, "algorithm.name=fedavg", "train.batch_norm=local")))
+    local, _ = finish(
+        Simulation(all_digits("model.options={}", name, "algorithm.name=fedavg", "train.batch_norm=local"))
+    )
     average, _ = finish(
-        Simulation(small("model.options={}", name, "algorithm.name=fedavg", "train.batch_norm=average"))
+        Simulation(all_digits("model.options={}", name, "algorithm.name=fedavg", "train.batch_norm=average"))
     )
     assert not any("running" in n for n in local.server["model"])
     assert sorted(local.kept[0]) == ["2.running_mean", "2.running_var"]
@@ -163,7 +165,9 @@ def test_local_statistics_stay_with_the_client_and_travel_nowhere():
 @pytest.mark.parametrize("policy", ["local", "average"])
 def test_class_wise_on_all_layers_works_with_batch_norm(policy):
     name = f"model.name={__name__}:with_batch_norm"
-    config = small("model.options={}", name, "algorithm.layers=all", f"train.batch_norm={policy}", "train.rounds=8")
+    config = all_digits(
+        "model.options={}", name, "algorithm.layers=all", f"train.batch_norm={policy}", "train.rounds=8"
+    )
     progress, events = finish(Simulation(config))
     assert events[-1].received.accuracy > 0.5
     assert {"2.weight", "2.bias"} <= set(progress.server["basis"])
@@ -172,7 +176,7 @@ def test_class_wise_on_all_layers_works_with_batch_norm(policy):
 
 def test_measuring_many_clients_of_one_model_together_is_measuring_each():
     """Forty clients share tasks and batches; the scores are those of each alone."""
-    simulation = Simulation(small("data.clients=40", "algorithm.name=fedavg", "train.batch_size=5"))
+    simulation = Simulation(all_digits("data.clients=40", "algorithm.name=fedavg", "train.batch_size=5"))
     progress = simulation.start()
     together = simulation._measure_received(progress)
     worker = worker_of(simulation)
@@ -187,7 +191,7 @@ def test_measuring_many_clients_of_one_model_together_is_measuring_each():
 
 def test_one_sgd_step_by_hand():
     """One client, one batch of all its samples: w - lr * gradient of the mean loss."""
-    config = small("data.clients=1", "data.partition=iid", "data.samples=40", "train.batch_size=27", "train.rounds=1",
+    config = all_digits("data.clients=1", "data.partition=iid", "data.samples=40", "train.batch_size=27", "train.rounds=1",
                    "algorithm.name=fedavg", "train.lr=0.1")  # fmt: skip
     simulation = Simulation(config)
     start = simulation.fresh(0)
@@ -222,7 +226,7 @@ def test_newcomers_are_served_with_batch_norm():
     """Averaged statistics by default: a client that never trained has no statistics of its own."""
     name = f"model.name={__name__}:with_batch_norm"
     settings = ["model.options={}", name, "algorithm.name=fedavg", "data.partition=iid", "data.newcomers=2"]
-    simulation = Simulation(small(*settings, "train.rounds=6"))
+    simulation = Simulation(all_digits(*settings, "train.rounds=6"))
     progress = simulation.start()
     for progress, _ in simulation.rounds(progress):
         pass
@@ -238,7 +242,7 @@ def test_divergence_in_the_last_batch_is_noticed_too(engine, algorithm, monkeypa
     data = blobs_with_a_broken_client(1e30)
     monkeypatch.setattr("cwfed.data.share_out", lambda *_: data)
     settings = ["data.clients=3", f"run.engine={engine}", "train.batch_size=40", "train.lr=1e12"]
-    progress, (event,) = finish(Simulation(small(f"algorithm.name={algorithm}", "train.rounds=1", *settings)))
+    progress, (event,) = finish(Simulation(all_digits(f"algorithm.name={algorithm}", "train.rounds=1", *settings)))
     assert event.participants == [0, 2]
     assert "client 1 in round 1 is not a finite number" in event.refused["1"]
     assert sorted(progress.kept) == ([0, 2] if algorithm == "local" else [])
@@ -249,13 +253,13 @@ def test_divergence_in_the_last_batch_is_noticed_too(engine, algorithm, monkeypa
 @pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
 def test_a_run_that_always_diverges_is_given_up(engine):
     """After three rounds in vain, with client and round in the sentence; the events of those rounds are there."""
-    simulation = Simulation(small(f"run.engine={engine}", "train.lr=1e30", "train.rounds=50"))
+    simulation = Simulation(all_digits(f"run.engine={engine}", "train.lr=1e30", "train.rounds=50"))
     events = []
     with pytest.raises(RunError, match=r"client \d+ in round 3 is not a finite number.*lower train.lr"):
         events += (event for _, event in simulation.rounds(simulation.start()))
     simulation.close()
     with pytest.raises(RunError, match=r"client \d+ in round 1 is not a finite number.*lower train.lr"):
-        finish(Simulation(small(f"run.engine={engine}", "train.lr=1e30", "train.rounds=1")))
+        finish(Simulation(all_digits(f"run.engine={engine}", "train.lr=1e30", "train.rounds=1")))
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
@@ -269,7 +273,7 @@ def test_one_client_that_diverges_is_left_out_and_the_others_go_on(engine, monke
         "algorithm.name=fedavg",
         "train.batch_size=5",
     ]
-    progress, events = finish(Simulation(small(*settings)))
+    progress, events = finish(Simulation(all_digits(*settings)))
     assert [(e.participants, list(e.refused)) for e in events] == [([0, 2], ["1"])] * 4
     assert all(w.isfinite().all() for w in progress.server["model"].values())
     assert events[-1].loss < events[0].loss
@@ -289,7 +293,7 @@ def test_a_closed_simulation_lets_go_of_its_data_at_once(engine):
     """Not only when Python looks for cycles: a comparison makes many simulations in one process."""
     gc.disable()
     try:
-        simulation = Simulation(small(f"run.engine={engine}", "train.rounds=1"))
+        simulation = Simulation(all_digits(f"run.engine={engine}", "train.rounds=1"))
         data = weakref.ref(simulation.federation)
         finish(simulation)
         del simulation
@@ -300,6 +304,6 @@ def test_a_closed_simulation_lets_go_of_its_data_at_once(engine):
 
 def test_an_unknown_device_is_one_sentence():
     with pytest.raises(ConfigError, match=r"run\.device = 'cuda:7' cannot be used here"):
-        Simulation(small("run.device=cuda:7"))
+        Simulation(all_digits("run.device=cuda:7"))
     with pytest.raises(ConfigError, match="must be cpu, cuda or mps"):
-        Simulation(small("run.device=meta"))
+        Simulation(all_digits("run.device=meta"))

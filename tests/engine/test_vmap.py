@@ -22,7 +22,7 @@ from cwfed.engine import traced, vmap
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
 from tests import processes
-from tests.conftest import finish, leaves, small, worker_of
+from tests.conftest import all_digits, finish, leaves, worker_of
 
 
 def numbers(tree):
@@ -42,7 +42,9 @@ def assert_like_the_loop(*settings, rounds=4, check=lambda simulation: None):
     """
     outcomes = []
     for name in ("loop", "vmap"):
-        simulation = Simulation(small("train.lr=0.005", *settings, f"run.engine={name}", f"train.rounds={rounds}"))
+        simulation = Simulation(
+            all_digits("train.lr=0.005", *settings, f"run.engine={name}", f"train.rounds={rounds}")
+        )
         if name == "vmap":
             check(simulation)
         outcomes.append(finish(simulation))
@@ -176,7 +178,7 @@ class Uneven(FedAvg):
 
 
 def test_starts_of_different_kinds_are_kept_apart(monkeypatch):
-    sizes = [len(s.train) > 100 for s in Simulation(small()).federation.shards.values()]
+    sizes = [len(s.train) > 100 for s in Simulation(all_digits()).federation.shards.values()]
     assert any(sizes)
     assert not all(sizes)
     monkeypatch.setattr(traced, "TRACE_AFTER", 2)
@@ -208,7 +210,7 @@ def test_a_penalty_on_the_embedding_that_begins_late():
 
 def test_clients_without_any_test_sample():
     settings = ["data.clients=300", "data.classes_per_client=1", "data.validation=0", "train.batch_size=2"]
-    config = small(
+    config = all_digits(
         *settings, "train.participation=4", "run.evaluate_clients=30", "run.engine=vmap", "train.rounds=12"
     )
     _, events = finish(Simulation(config))
@@ -219,7 +221,9 @@ def test_personal_models_are_made_a_few_at_a_time(monkeypatch):
     """However many clients are measured."""
     monkeypatch.setattr("cwfed.engine.tasks.REMEMBERED", 0)
     monkeypatch.setattr(vmap, "TOGETHER", 5)
-    simulation = Simulation(small("data.clients=40", "algorithm.layers=all", "run.engine=vmap", "train.batch_size=5"))
+    simulation = Simulation(
+        all_digits("data.clients=40", "algorithm.layers=all", "run.engine=vmap", "train.batch_size=5")
+    )
     alive, most = [], 0
     send = type(simulation.algorithm).send
 
@@ -237,14 +241,14 @@ def test_personal_models_are_made_a_few_at_a_time(monkeypatch):
 
 @pytest.mark.parametrize("name", ["loop", "vmap"])
 def test_a_closed_engine_lets_go_of_its_network_at_once(name):
-    simulation = Simulation(small(f"run.engine={name}"))
+    simulation = Simulation(all_digits(f"run.engine={name}"))
     network = weakref.ref(worker_of(simulation).model)
     finish(simulation)
     assert network() is None
 
 
 def test_untouched_words_keep_their_bits():
-    simulation = Simulation(small(*TEXT, "run.engine=vmap", "data.classes_per_client=2", "algorithm.name=local"))
+    simulation = Simulation(all_digits(*TEXT, "run.engine=vmap", "data.classes_per_client=2", "algorithm.name=local"))
     progress, _ = finish(simulation)
     before = simulation.fresh(0)["embedding.weight"]
     for kept in progress.kept.values():
@@ -256,7 +260,7 @@ def test_untouched_words_keep_their_bits():
 
 def test_tracing_does_not_change_the_bits(monkeypatch):
     def outcome():
-        simulation = Simulation(small("run.engine=vmap", "train.rounds=4"))
+        simulation = Simulation(all_digits("run.engine=vmap", "train.rounds=4"))
         functions = [simulation.engine._step(Pass()), simulation.engine._judge]
         progress, events = finish(simulation)
         lines = [len(function._lines) for function in functions]
@@ -301,27 +305,27 @@ def test_compiled_like_the_loop():
 
 
 def test_a_long_run_is_compiled_and_a_short_one_is_not():
-    short = Simulation(small("run.engine=vmap"))
-    long = Simulation(small("run.engine=vmap", "train.rounds=1000000"))
-    never = Simulation(small("run.engine=vmap", "train.rounds=1000000", "run.compile=never"))
-    others = Simulation(small("run.engine=vmap", "train.rounds=1000000", "train.participation=0.5"))
+    short = Simulation(all_digits("run.engine=vmap"))
+    long = Simulation(all_digits("run.engine=vmap", "train.rounds=1000000"))
+    never = Simulation(all_digits("run.engine=vmap", "train.rounds=1000000", "run.compile=never"))
+    others = Simulation(all_digits("run.engine=vmap", "train.rounds=1000000", "train.participation=0.5"))
     assert [s.engine.compile for s in (short, long, never, others)] == [False, True, False, False]
 
 
 def test_running_statistics_cannot_be_compiled():
     settings = (f"model.name={__name__}:with_batch_norm", "model.options={}", "run.engine=vmap")
     with pytest.raises(ConfigError, match="running statistics"):
-        Simulation(small(*settings, "run.compile=always"))
-    assert not Simulation(small(*settings, "train.rounds=1000000")).engine.compile
+        Simulation(all_digits(*settings, "run.compile=always"))
+    assert not Simulation(all_digits(*settings, "train.rounds=1000000")).engine.compile
 
 
 def test_compiling_without_a_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
-        Simulation(small("run.engine=vmap", "run.compile=always"))
+        Simulation(all_digits("run.engine=vmap", "run.compile=always"))
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler"):
-        Simulation(small("run.compile=always"))
-    assert not Simulation(small("run.engine=vmap", "train.rounds=1000000")).engine.compile
+        Simulation(all_digits("run.compile=always"))
+    assert not Simulation(all_digits("run.engine=vmap", "train.rounds=1000000")).engine.compile
 
 
 def test_what_the_compiler_refuses_is_not_run_uncompiled(monkeypatch):
@@ -332,10 +336,10 @@ def test_what_the_compiler_refuses_is_not_run_uncompiled(monkeypatch):
 
     monkeypatch.setattr("torch._inductor.compile", refuse)
     with pytest.raises(RunError, match="no space left for the compiler"):
-        finish(Simulation(small("run.engine=vmap", "run.compile=always")))
+        finish(Simulation(all_digits("run.engine=vmap", "run.compile=always")))
     monkeypatch.setattr(vmap, "COMPILE_FOR", 1)
     with pytest.raises(RunError, match=r'set run\.compile = "never": no space left'):
-        finish(Simulation(small("run.engine=vmap")))
+        finish(Simulation(all_digits("run.engine=vmap")))
 
 
 # --- what cannot be vmapped
@@ -386,9 +390,9 @@ class Shifted(nn.Module):
 def test_models_that_cannot_be_vmapped(settings, reason):
     settings = [*settings, "model.options={}", "data.classes_per_client=2"]
     with pytest.raises(ConfigError, match=r'use "threads": .*') as error:
-        Simulation(small(*settings, "run.engine=vmap"))
+        Simulation(all_digits(*settings, "run.engine=vmap"))
     assert reason in str(error.value)
-    chosen = Simulation(small(*settings, "run.workers=2"))
+    chosen = Simulation(all_digits(*settings, "run.workers=2"))
     assert chosen.engine.name == "loop"
     assert reason in chosen.engine.why
     finish(chosen)
@@ -402,9 +406,9 @@ class Moody(FedAvg):
 def test_penalties_that_cannot_be_vmapped():
     name = f"algorithm.name={__name__}:Moody"
     with pytest.raises(RunError, match=r'cannot be vmapped, use run.engine = "threads"'):
-        finish(Simulation(small(name, "run.engine=vmap")))
-    by_loop, _ = finish(Simulation(small(name, "run.engine=loop")))
-    simulation = Simulation(small(name))
+        finish(Simulation(all_digits(name, "run.engine=vmap")))
+    by_loop, _ = finish(Simulation(all_digits(name, "run.engine=loop")))
+    simulation = Simulation(all_digits(name))
     assert simulation.engine.name == "vmap"
     by_auto, _ = finish(simulation)
     assert leaves(to_tree(by_auto)) == leaves(to_tree(by_loop))
@@ -413,7 +417,7 @@ def test_penalties_that_cannot_be_vmapped():
 
 def test_global_randomness_is_refused():
     with pytest.raises((ConfigError, RunError), match=r"random"):
-        finish(Simulation(small(f"model.name={__name__}:drawing", "model.options={}", "run.engine=vmap")))
+        finish(Simulation(all_digits(f"model.name={__name__}:drawing", "model.options={}", "run.engine=vmap")))
 
 
 def drawing(shape, classes):
@@ -445,19 +449,19 @@ def drawing(shape, classes):
     ],
 )
 def test_auto_picks_by_model_and_clients(settings, name, why):
-    simulation = Simulation(small(*settings))
+    simulation = Simulation(all_digits(*settings))
     assert simulation.engine.name == name
     assert why in simulation.engine.why
     assert simulation.started().engine.startswith(f"{name}: ")
 
 
 def test_auto_does_not_depend_on_the_number_of_workers():
-    names = {Simulation(small("data.clients=20", f"run.workers={w}")).engine.name for w in (1, 2, 8)}
+    names = {Simulation(all_digits("data.clients=20", f"run.workers={w}")).engine.name for w in (1, 2, 8)}
     assert names == {"vmap"}
 
 
 def test_a_gpu_is_kept_busy_by_vmap():
-    simulation = Simulation(small("run.engine=loop", "data.clients=20"))
+    simulation = Simulation(all_digits("run.engine=loop", "data.clients=20"))
     samples = worker_of(simulation).samples
     samples.device = torch.device("meta")  # any that is not the CPU
     job = replace(simulation.engine.job, samples=samples)
@@ -467,7 +471,7 @@ def test_a_gpu_is_kept_busy_by_vmap():
 
 def test_the_work_of_a_forward_pass_by_hand():
     """Two operations a weight and sample, and for a convolution a pixel."""
-    simulation = Simulation(small("run.engine=loop", "model.name=cnn", "model.options={}"))
+    simulation = Simulation(all_digits("run.engine=loop", "model.name=cnn", "model.options={}"))
     samples = worker_of(simulation).samples
     pixels, fc, output = 64 * 32 * 25 + 16 * 64 * 800, 256 * 512, 512 * 10
     assert engine._forward_work(simulation.template, samples, 10) == 2 * 10 * (pixels + fc + output)

@@ -12,7 +12,7 @@ from cwfed.federation import config as configs
 from cwfed.federation.adversary import Adversary
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import session
-from tests.conftest import ROOT, finish, leaves, small, without_seconds
+from tests.conftest import ROOT, all_digits, finish, leaves, without_seconds
 
 MODEL = {"body": torch.ones(2), "out.weight": torch.tensor([[3.0, 4.0], [0.0, 1.0]])}
 
@@ -34,17 +34,17 @@ def test_not_a_number_is_none_anywhere():
 
 def test_adversaries_take_part_and_are_not_evaluated():
     events = []
-    simulation = Simulation(small("adversary.clients=2", "data.newcomers=1"))
+    simulation = Simulation(all_digits("adversary.clients=2", "data.newcomers=1"))
     assert len(simulation.adversaries) == 2
     assert not simulation.adversaries.keys() & set(simulation.evaluated)
     assert sorted([*simulation.evaluated, *simulation.adversaries]) == simulation.members
     simulation.close()
-    session.run(small("adversary.clients=2", "data.newcomers=1", "train.rounds=1"), on_event=events.append)
+    session.run(all_digits("adversary.clients=2", "data.newcomers=1", "train.rounds=1"), on_event=events.append)
     started, round_ = events[0], events[1]
     assert isinstance(started, Started)
     assert started.evaluated == simulation.evaluated
     assert round_.participants == simulation.members
-    again = Simulation(small("adversary.clients=2", "data.newcomers=1", "run.evaluate_clients=2"))
+    again = Simulation(all_digits("adversary.clients=2", "data.newcomers=1", "run.evaluate_clients=2"))
     again.close()
     assert len(again.evaluated) == 2
     assert set(again.evaluated) <= set(simulation.evaluated)
@@ -53,9 +53,9 @@ def test_adversaries_take_part_and_are_not_evaluated():
 @pytest.mark.parametrize("algorithm", ["cwfedavg", "fedamp", "fedavg+owners"])
 def test_an_attack_of_strength_one_is_honest_bit_for_bit(algorithm):
     """So the clean run of a comparison can be made with the same clients evaluated."""
-    honest, _ = finish(Simulation(small(f"algorithm.name={algorithm}")))
+    honest, _ = finish(Simulation(all_digits(f"algorithm.name={algorithm}")))
     attacked, events = finish(
-        Simulation(small(f"algorithm.name={algorithm}", "adversary.clients=1", "adversary.strength=1"))
+        Simulation(all_digits(f"algorithm.name={algorithm}", "adversary.clients=1", "adversary.strength=1"))
     )
     assert leaves(honest.server) == leaves(attacked.server)
     assert len(events[-1].received.right) == 5
@@ -64,7 +64,7 @@ def test_an_attack_of_strength_one_is_honest_bit_for_bit(algorithm):
 def test_engines_agree_under_attack():
     outcomes = []
     for engine in ("loop", "threads"):
-        progress, events = finish(Simulation(small(f"run.engine={engine}", "adversary.clients=1")))
+        progress, events = finish(Simulation(all_digits(f"run.engine={engine}", "adversary.clients=1")))
         outcomes.append((leaves(progress.server), [without_seconds(e) for e in events]))
     assert outcomes[0] == outcomes[1]
 
@@ -81,7 +81,7 @@ def test_engines_agree_under_attack():
 )
 def test_impossible_adversaries(settings, says):
     with pytest.raises(ConfigError, match=says):
-        Simulation(small(*settings))
+        Simulation(all_digits(*settings))
 
 
 DEFENDED = ["algorithm.class_cap=0.2", "algorithm.robust=trimmed", "algorithm.trim=0.3"]
@@ -90,7 +90,7 @@ DEFENDED = ["algorithm.class_cap=0.2", "algorithm.robust=trimmed", "algorithm.tr
 def captured(*settings: str) -> tuple[float, float]:
     """Digits with one attacker: accuracy at the end, and the most that p~ gives of class 0 to an honest client without it."""
     common = ["data.clients=20", "train.rounds=12", "run.evaluate_every=12", "adversary.clients=1"]
-    simulation = Simulation(small(*common, *settings))
+    simulation = Simulation(all_digits(*common, *settings))
     progress, events = finish(simulation)
     without = [c for c in simulation.evaluated if simulation.federation.class_counts(c)[0] == 0]
     return events[-1].received.accuracy, progress.server["prior"][without, 0].max().item()
@@ -129,7 +129,7 @@ def test_a_long_row_takes_the_class_from_its_owners_and_the_norm_bound_stops_it(
     def accuracy(strength: int, *settings: str) -> float:
         common = ["data.clients=20", "train.rounds=8", "run.evaluate_every=8", "adversary.clients=1"]
         method = ["algorithm.name=fedavg+owners+prior", f"algorithm.owners={owners}"]
-        _, events = finish(Simulation(small(*common, *method, f"adversary.strength={strength}", *settings)))
+        _, events = finish(Simulation(all_digits(*common, *method, f"adversary.strength={strength}", *settings)))
         return float(events[-1].received.accuracy)
 
     clean = accuracy(1)

@@ -18,7 +18,7 @@ from cwfed.federation.config import FORMER_NAMES, SETTINGS, Config
 from cwfed.federation.settings import Section, describe, hashed, setting
 from cwfed.report.listing import look, select
 from cwfed.runs import session
-from tests.conftest import ROOT, small
+from tests.conftest import ROOT, all_digits
 from tests.test_cli import cwfed as cli
 
 PAGE = ROOT / "docs" / "configuration.md"
@@ -129,13 +129,13 @@ def as_version_0_1(folder):
 
 
 def test_a_run_folder_with_former_names_is_resumed_and_read(tmp_path):
-    config = small("train.rounds=2", "train.client_dropout=0.3", "run.checkpoint_seconds=0")
+    config = all_digits("train.rounds=2", "train.client_dropout=0.3", "run.checkpoint_seconds=0")
     session.run(config, tmp_path / "old")
-    whole = session.run(small("train.rounds=3", "train.client_dropout=0.3"), tmp_path / "whole")
+    whole = session.run(all_digits("train.rounds=3", "train.client_dropout=0.3"), tmp_path / "whole")
     as_version_0_1(tmp_path / "old")
     with pytest.warns(RenamedSetting):
         assert look([tmp_path / "old"])[0].state == "finished"
-    longer = small("train.rounds=3", "train.client_dropout=0.3")
+    longer = all_digits("train.rounds=3", "train.client_dropout=0.3")
     with pytest.warns(RenamedSetting):
         assert session.run(longer, tmp_path / "old", resume=True)["accuracy"] == whole["accuracy"]
     assert "client_dropout" in (tmp_path / "old" / "config.toml").read_text()
@@ -146,7 +146,7 @@ def test_a_run_folder_with_former_names_is_resumed_and_read(tmp_path):
 def test_the_hash_is_that_of_the_first_name():
     """Computed by the version that knew train.dropout, for this config."""
     golden = "2a9172a37dac14e7eb5ddfe31aa13adad7552c13acad26dc2301a562435bec6a"
-    assert small("train.client_dropout=0.25").fingerprint == golden
+    assert all_digits("train.client_dropout=0.25").fingerprint == golden
 
 
 def test_the_command_line_says_it_as_a_note(tmp_path):

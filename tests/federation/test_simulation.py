@@ -11,24 +11,24 @@ from cwfed.core.errors import ConfigError, CwfedError
 from cwfed.core.types import nbytes
 from cwfed.engine import Loop
 from cwfed.federation.simulation import Simulation
-from tests.conftest import finish, leaves, small
+from tests.conftest import all_digits, finish, leaves
 
 
 @pytest.mark.parametrize(("participation", "expected"), [("0.5", 3), ("1.0", 6), ("1", 6), ("2", 2), ("0.01", 1)])
 def test_participation_by_fraction_or_number(participation, expected):
-    _, events = finish(Simulation(small(f"train.participation={participation}")))
+    _, events = finish(Simulation(all_digits(f"train.participation={participation}")))
     assert {len(e.participants) for e in events} == {expected}
 
 
 def test_participants_differ_from_round_to_round_but_not_from_run_to_run():
-    _, first = finish(Simulation(small("train.participation=2", "train.rounds=6")))
-    _, second = finish(Simulation(small("train.participation=2", "train.rounds=6")))
+    _, first = finish(Simulation(all_digits("train.participation=2", "train.rounds=6")))
+    _, second = finish(Simulation(all_digits("train.participation=2", "train.rounds=6")))
     assert [e.participants for e in first] == [e.participants for e in second]
     assert len({tuple(e.participants) for e in first}) > 1
 
 
 def test_lost_clients_cost_download_but_send_nothing():
-    simulation = Simulation(small("train.client_dropout=0.5", "train.rounds=6"))
+    simulation = Simulation(all_digits("train.client_dropout=0.5", "train.rounds=6"))
     model = nbytes(simulation.fresh(0))
     _, events = finish(simulation)
     assert any(e.dropped for e in events)
@@ -37,22 +37,22 @@ def test_lost_clients_cost_download_but_send_nothing():
 
 
 def test_evaluation_can_be_rarer_and_never_changes_the_run():
-    every, _ = finish(Simulation(small("train.rounds=5")))
-    rare, events = finish(Simulation(small("train.rounds=5", "run.evaluate_every=2")))
+    every, _ = finish(Simulation(all_digits("train.rounds=5")))
+    rare, events = finish(Simulation(all_digits("train.rounds=5", "run.evaluate_every=2")))
     assert [e.received is not None for e in events] == [False, True, False, True, True]
     assert leaves(every.server) == leaves(rare.server)
 
 
 def test_evaluation_of_a_sample_of_clients():
-    simulation = Simulation(small("run.evaluate_clients=2"))
+    simulation = Simulation(all_digits("run.evaluate_clients=2"))
     _, events = finish(simulation)
     assert len(simulation.evaluated) == len(events[-1].received.right) == 2
     with pytest.raises(ConfigError, match="only 6 clients can take part"):
-        Simulation(small("run.evaluate_clients=7"))
+        Simulation(all_digits("run.evaluate_clients=7"))
 
 
 def test_trained_of_an_absent_client_is_that_of_the_model_it_last_trained():
-    simulation = Simulation(small("algorithm.name=local", "train.participation=2", "train.rounds=4"))
+    simulation = Simulation(all_digits("algorithm.name=local", "train.participation=2", "train.rounds=4"))
     _, events = finish(simulation)
     for before, after in itertools.pairwise(events):
         for client in set(range(6)) - set(after.participants):
@@ -63,8 +63,8 @@ def test_trained_of_an_absent_client_is_that_of_the_model_it_last_trained():
 def test_rare_evaluation_gives_the_same_numbers_in_the_rounds_it_evaluates(algorithm):
     """Also for `trained` of clients that trained in a round without evaluation."""
     common = [f"algorithm.name={algorithm}", "train.participation=2", "train.rounds=6"]
-    _, every = finish(Simulation(small(*common)))
-    _, rare = finish(Simulation(small(*common, "run.evaluate_every=3")))
+    _, every = finish(Simulation(all_digits(*common)))
+    _, rare = finish(Simulation(all_digits(*common, "run.evaluate_every=3")))
     for often, seldom in zip(every, rare, strict=True):
         if seldom.trained:
             assert (often.received, often.trained) == (seldom.received, seldom.trained)
@@ -73,7 +73,7 @@ def test_rare_evaluation_gives_the_same_numbers_in_the_rounds_it_evaluates(algor
 
 def test_received_is_what_the_server_hands_out_next():
     """The model measured as `received` in round 1 is what round 2 starts from."""
-    config = small("algorithm.name=fedavg", "train.rounds=1")
+    config = all_digits("algorithm.name=fedavg", "train.rounds=1")
     simulation = Simulation(config)
     progress, (event,) = finish(simulation)
     again = Simulation(config)
@@ -83,15 +83,15 @@ def test_received_is_what_the_server_hands_out_next():
 
 
 def test_with_wdr_the_estimate_follows_the_true_distribution():
-    _, with_wdr = finish(Simulation(small("train.rounds=20", "data.samples=900", "algorithm.wdr=5")))
-    _, without = finish(Simulation(small("train.rounds=20", "data.samples=900", "algorithm.wdr=0")))
+    _, with_wdr = finish(Simulation(all_digits("train.rounds=20", "data.samples=900", "algorithm.wdr=5")))
+    _, without = finish(Simulation(all_digits("train.rounds=20", "data.samples=900", "algorithm.wdr=0")))
     assert with_wdr[-1].correlation > 0.97 > without[-1].correlation
     assert with_wdr[-1].distance < 0.25 * without[-1].distance
 
 
 def test_cwfedavg_personalises_where_fedavg_cannot():
-    _, cw = finish(Simulation(small("train.rounds=15", "data.clients=20")))
-    _, avg = finish(Simulation(small("train.rounds=15", "data.clients=20", "algorithm.name=fedavg")))
+    _, cw = finish(Simulation(all_digits("train.rounds=15", "data.clients=20")))
+    _, avg = finish(Simulation(all_digits("train.rounds=15", "data.clients=20", "algorithm.name=fedavg")))
     assert cw[-1].received.accuracy > avg[-1].received.accuracy + 0.05
 
 
@@ -146,7 +146,7 @@ def with_two_outputs(shape, classes):
 def test_models_that_cannot_be_trained_are_told_so(model, more, says):
     module = "tests.engine.test_engines" if model == "with_batch_norm" else __name__
     with pytest.raises(CwfedError, match=says):
-        finish(Simulation(small("model.options={}", f"model.name={module}:{model}", *more)))
+        finish(Simulation(all_digits("model.options={}", f"model.name={module}:{model}", *more)))
 
 
 def tensors(tree):
@@ -170,14 +170,14 @@ def tensors(tree):
 )
 def test_what_only_shows_with_the_data(settings, says):
     with pytest.raises(ConfigError, match=says):
-        Simulation(small(*settings)).start()
+        Simulation(all_digits(*settings)).start()
 
 
 # --- the portrait in the last round
 
 
 def test_portrait_of_fedavg_shows_the_average_and_its_weights():
-    simulation = Simulation(small("algorithm.name=fedavg"))
+    simulation = Simulation(all_digits("algorithm.name=fedavg"))
     progress, events = finish(simulation)
     assert [event.portrait is None for event in events] == [True, True, False]
     portrait, name = events[-1].portrait, simulation.task.output_weight
@@ -192,7 +192,7 @@ def test_portrait_of_fedavg_shows_the_average_and_its_weights():
 
 
 def test_portrait_of_cwfedavg_is_its_recipe():
-    simulation = Simulation(small())
+    simulation = Simulation(all_digits())
     progress, events = finish(simulation)
     portrait, server = events[-1].portrait, progress.server
     assert server["recipe"].shape == (
@@ -206,19 +206,19 @@ def test_portrait_of_cwfedavg_is_its_recipe():
 
 
 def test_portrait_leaves_out_who_sat_out_and_what_was_not_uploaded():
-    _, events = finish(Simulation(small("train.participation=2")))
+    _, events = finish(Simulation(all_digits("train.participation=2")))
     last = events[-1]
     trained = [client for client, row in zip(last.portrait.clients, last.portrait.trained, strict=True) if row]
     assert trained == last.participants
     assert all(len(row) == 2 for row in last.portrait.mixture)
-    _, events = finish(Simulation(small("algorithm.name=fednh")))
+    _, events = finish(Simulation(all_digits("algorithm.name=fednh")))
     assert events[-1].portrait.mixture is None  # its head is made at the server
 
 
 def test_an_overflow_after_the_last_round_costs_the_portrait_and_not_the_run(monkeypatch):
     broken = {"fc.weight": torch.zeros(16, 64), "fc.bias": torch.zeros(16), "output.bias": torch.zeros(10)}
     broken["output.weight"] = torch.full((10, 16), torch.inf)
-    simulation = Simulation(small("algorithm.name=fedavg", "train.rounds=1"))
+    simulation = Simulation(all_digits("algorithm.name=fedavg", "train.rounds=1"))
     monkeypatch.setattr(Loop, "personal", lambda self, round_, state, visits, is_tuned=False: [broken] * len(visits))
     _, (event,) = finish(simulation)
     assert event.portrait is None

@@ -139,11 +139,21 @@ MISDEEDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def state_where_it_is_lost(tmp_path_factory):
+    """The server's state of a federation in which the answer never comes."""
+    strategy, grid = federation(tmp_path_factory.mktemp("lost"))
+    grid.change = lambda node, reply: None if is_training(reply, grid) else reply
+    lost, events = carry_out(strategy, grid)
+    assert rounds(events)[1].dropped == [BAD]
+    return leaves(lost.server)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("misdeed", MISDEEDS)
-def test_a_bad_answer_is_refused_and_the_round_goes_on_as_if_it_were_lost(misdeed, tmp_path):
+def test_a_bad_answer_is_refused_and_the_round_goes_on_as_if_it_were_lost(misdeed, state_where_it_is_lost, tmp_path):
     change, reason = MISDEEDS[misdeed]
-    strategy, grid = federation(tmp_path / "bad")
+    strategy, grid = federation(tmp_path)
     grid.change = lambda node, reply: change(reply) if is_training(reply, grid) else reply
     reached, events = carry_out(strategy, grid)
     second = rounds(events)[1]
@@ -151,12 +161,7 @@ def test_a_bad_answer_is_refused_and_the_round_goes_on_as_if_it_were_lost(misdee
     assert re.search(reason, second.refused[str(BAD)])
     assert second.participants == [0, 1, 3]
     assert second.dropped == []
-
-    strategy, grid = federation(tmp_path / "lost")
-    grid.change = lambda node, reply: None if is_training(reply, grid) else reply
-    lost, events = carry_out(strategy, grid)
-    assert rounds(events)[1].dropped == [BAD]
-    assert leaves(reached.server) == leaves(lost.server)
+    assert leaves(reached.server) == state_where_it_is_lost
 
 
 def test_a_round_that_nobody_answers_is_tried_again_and_then_given_up(tmp_path):

@@ -64,7 +64,7 @@ def as_a_server_sees_it(event: Round, unseen=WITHOUT_HISTOGRAMS) -> Round:
 
 
 def settings(name: str, *more: str):
-    return small(f"algorithm.name={name}", "run.engine=loop", "train.rounds=4", "data.samples=600", *more)
+    return small(f"algorithm.name={name}", "run.engine=loop", "train.rounds=4", "data.samples=300", *more)
 
 
 def federate(config, folder, **federation):
@@ -239,7 +239,10 @@ def refuse(opened, updates, models):
         ("refused", ["algorithm.name=fedfomo"]),
         ("late", ["algorithm.name=fedavg-ft", "run.evaluate_every=2"]),
         ("refused", ["algorithm.name=fedavg-ft", "guard.least=6"]),  # then nobody's counts
-        ("late", ["model.name=resnet18", "model.options={width=4}", "data.samples=200", "data.clients=3"]),
+        (
+            "late",
+            ["model.name=resnet18", "model.options={width=4}", "data.samples=90", "data.clients=3", "train.rounds=3"],
+        ),
     ],
     ids=["its model", "measured later", "a round that was skipped", "running statistics"],
 )

@@ -25,7 +25,7 @@ for part in PARTS:
     import_module(f"tests.fuzz.{part}")
 
 LONG = int(os.environ.get("CWFED_FUZZ_CASES", "3000"))
-SHORT = 60
+SHORT = 30
 PHASES = (Phase.explicit, Phase.generate)  # a failing case is told as it is: shrinking it would take minutes
 
 

@@ -19,7 +19,7 @@ import torch
 from cwfed.core.events import PhaseResult, Round
 from cwfed.federation.rounds import Progress, one_compute_thread
 from cwfed.federation.simulation import Simulation
-from tests.conftest import finish, leaves, small
+from tests.conftest import all_digits, finish, leaves
 
 RECORD = Path(__file__).with_name("record.json")
 METHODS = (
@@ -102,7 +102,7 @@ def digest(progress: Progress, events: list[Round]) -> str:
 
 def carry_out(settings: tuple[str, ...]) -> dict[str, Any]:
     """A run's bits, and its numbers for machines that round otherwise."""
-    progress, events = finish(Simulation(small(*settings)))
+    progress, events = finish(Simulation(all_digits(*settings)))
     return {"bits": digest(progress, events), "losses": [event.loss for event in events]}
 
 

@@ -13,7 +13,7 @@ from cwfed.federation.simulation import Simulation
 from cwfed.privacy import norms as privacy
 from cwfed.privacy.noise import Seeded
 from cwfed.privacy.norms import Dial
-from tests.conftest import finish, leaves, small, without_seconds
+from tests.conftest import all_digits, finish, leaves, without_seconds
 
 TASK = Task(2, 3, {"body": ("body.weight",), "out": ("out.weight", "out.bias")}, "out")
 MODEL = {  # norms 5, 1, 0
@@ -60,7 +60,7 @@ def test_noise_is_a_function_of_seed_round_and_client():
 
 def test_exact_is_the_same_object_and_no_noise_the_same_bits():
     assert Dial().turn(MODEL, TASK, Seeded(0), 1, 2) is MODEL
-    exact, still = (finish(Simulation(small(*s))) for s in ([], ["privacy.norms=noise", "privacy.norm_noise=0"]))
+    exact, still = (finish(Simulation(all_digits(*s))) for s in ([], ["privacy.norms=noise", "privacy.norm_noise=0"]))
     assert leaves(to_tree(exact[0])) == leaves(to_tree(still[0]))
     assert list(map(without_seconds, exact[1])) == list(map(without_seconds, still[1]))
 
@@ -68,8 +68,8 @@ def test_exact_is_the_same_object_and_no_noise_the_same_bits():
 def test_what_stays_at_the_client_is_not_blurred():
     """fedavg-ft keeps its model: with all norms made equal its kept rows still differ in length, the uploaded do not."""
     settings = ["algorithm.name=fedavg-ft", "train.rounds=1", "privacy.norms=coarse", "privacy.norm_levels=1"]
-    blurred, (event,) = finish(Simulation(small(*settings)))
-    exact, _ = finish(Simulation(small(*settings[:2])))
+    blurred, (event,) = finish(Simulation(all_digits(*settings)))
+    exact, _ = finish(Simulation(all_digits(*settings[:2])))
     assert leaves(blurred.kept) == leaves(exact.kept)
     uploaded = np.array(event.portrait.trained)
     assert uploaded.std(1).max() < 1e-4 * uploaded.mean()
@@ -80,7 +80,7 @@ def test_leaks_of_a_run():
     """WDR makes the norms tell; FedAvg's bias tells as well; class counts that are sent tell everything."""
 
     def leaks(*settings):
-        return finish(Simulation(small("train.rounds=1", *settings)))[1][-1].leaks
+        return finish(Simulation(all_digits("train.rounds=1", *settings)))[1][-1].leaks
 
     wdr, plain = leaks("train.rounds=8"), leaks("train.rounds=8", "algorithm.wdr=0")
     assert np.mean(wdr["norms"].error) < 0.5 * np.mean(plain["norms"].error)
@@ -96,10 +96,10 @@ def test_leaks_of_a_run():
 
 def test_a_dial_that_hides_nothing_is_refused():
     with pytest.raises(ConfigError, match="cwfedavg sends its class counts"):
-        Simulation(small("privacy.norms=noise", "algorithm.distribution=empirical"))
+        Simulation(all_digits("privacy.norms=noise", "algorithm.distribution=empirical"))
     with pytest.raises(ConfigError, match="fednh sends its class counts"):
-        Simulation(small("privacy.norms=coarse", "algorithm.name=fednh"))
+        Simulation(all_digits("privacy.norms=coarse", "algorithm.name=fednh"))
     with pytest.raises(ConfigError, match="local uploads none"):
-        Simulation(small("privacy.norms=coarse", "algorithm.name=local"))
+        Simulation(all_digits("privacy.norms=coarse", "algorithm.name=local"))
     with pytest.raises(ConfigError, match=r"privacy.norm_levels = 0 is not possible"):
-        small("privacy.norm_levels=0")
+        all_digits("privacy.norm_levels=0")

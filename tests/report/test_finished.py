@@ -75,7 +75,7 @@ def test_runs_of_other_rounds_or_learning_rates_are_not_ranked_together(whole, t
     records, _ = finished.collect([whole / "cwfedavg-0", whole / "fedavg-0", tmp_path])
     found = groups.group(records)
     assert sorted(len(group.methods) for group in found) == [1, 1, 2]
-    words = "digits, 2 classes a client, 6 clients, mlp; train.rounds={}, train.lr={}"
+    words = "digits, 600 samples, 2 classes per client, 6 clients, mlp; train.rounds={}, train.lr={}"
     expected = {words.format(*pair) for pair in ((2, 0.05), (3, 0.05), (2, 0.1))}
     assert {group.title for group in found} == expected
     page.write(tmp_path / "r.html", "x", found)
@@ -92,7 +92,7 @@ def test_an_unknown_partition_has_its_name_in_reports(whole, tmp_path):
     data = record.config.data.model_copy(update={"partition": "stripes"})
     other = replace(record, config=record.config.model_copy(update={"data": data}))
     (group,) = groups.group([other])
-    assert group.title == "digits, stripes, 6 clients, mlp"
+    assert group.title == "digits, 600 samples, stripes, 6 clients, mlp"
     page.write(tmp_path / "r.html", "x", [group])
     figures.everything(group)
     folder = copied(whole, tmp_path)

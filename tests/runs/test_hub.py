@@ -67,12 +67,16 @@ class StandIn(BaseHTTPRequestHandler):
             files = [{"rfilename": name} for name in self.repos[found[1]]]
             return self._answer({"id": found[1], "sha": SHA, "siblings": files})
         if found := re.fullmatch(r"/api/models/([\w-]+/[\w-]+)/tree/\w+", path):
+            if found[1] not in self.repos:
+                return self._answer({"error": "no such repository"}, 404, X_Error_Code="RepoNotFound")
             files = self.repos[found[1]].items()
             return self._answer(
                 [{"type": "file", "path": n, "size": len(c), "oid": hashlib.sha1(c).hexdigest()} for n, c in files]
             )
         name, file = re.fullmatch(r"/([\w-]+/[\w-]+)/resolve/\w+/(.+)", path).groups()
-        content = self.repos[name][file]
+        content = self.repos.get(name, {}).get(file)
+        if content is None:
+            return self._answer({"error": "no such file"}, 404, X_Error_Code="EntryNotFound")
         return self._answer(content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=SHA)
 
     do_HEAD = do_GET  # noqa: N815 (its name is given)

@@ -15,7 +15,7 @@ from cwfed.core.errors import ConfigError, DataError, RunError
 from cwfed.core.events import Note, PhaseResult, Round, Started
 from cwfed.runs import bars, history, session
 from cwfed.runs.folder import RunFolder
-from tests.conftest import small, two_blobs, without_seconds
+from tests.conftest import all_digits, two_blobs, without_seconds
 from tests.runs.test_session import final_bits
 
 
@@ -87,7 +87,7 @@ def test_tables_as_pandas(monkeypatch):
 # --- the result
 
 
-SMALL = small("train.rounds=3")
+SMALL = all_digits("train.rounds=3")
 
 
 def test_a_result_is_its_summary_with_more():
@@ -131,7 +131,7 @@ def test_models_are_the_same_with_and_without_a_folder(tmp_path):
 
 
 def test_models_that_are_not_kept_are_one_sentence():
-    result = cwfed.run(small("train.rounds=1", "run.save_models=none"))
+    result = cwfed.run(all_digits("train.rounds=1", "run.save_models=none"))
     with pytest.raises(RunError, match=r'the models were not kept: run.save_models = "none"'):
         result.model(0)
 
@@ -141,21 +141,21 @@ def test_models_that_are_not_kept_are_one_sentence():
 
 def test_arrays_in_place_of_files(tmp_path):
     inputs, labels = two_blobs()
-    settings = small("train.rounds=2", "data.partition=dirichlet", "data.alpha=1")
+    settings = all_digits("train.rounds=2", "data.partition=dirichlet", "data.alpha=1")
     result = cwfed.run(settings, tmp_path / "run", data=(inputs, labels))
     assert (result.dataset, result.clients) == ("arrays", 6)
     same = cwfed.run(settings, data=cwfed.Dataset.from_arrays(torch.from_numpy(inputs), labels))
     assert list(map(without_seconds, same.events)) == list(map(without_seconds, result.events))
-    more = small("train.rounds=3", "data.partition=dirichlet", "data.alpha=1")
+    more = all_digits("train.rounds=3", "data.partition=dirichlet", "data.alpha=1")
     assert cwfed.run(more, tmp_path / "run", data=(inputs, labels), resume=True).rounds == 3
     assert cwfed.run(out=tmp_path / "run", data=(inputs, labels), resume=True).rounds == 3
     with pytest.raises(ConfigError, match=r"were given in Python: give them again, as cwfed.run"):
         session.run(
-            RunFolder(tmp_path / "run").config().model_copy(update={"train": small("train.rounds=4").train}),
+            RunFolder(tmp_path / "run").config().model_copy(update={"train": all_digits("train.rounds=4").train}),
             tmp_path / "run",
             resume=True,
         )
-    further = small("train.rounds=4", "data.partition=dirichlet", "data.alpha=1")
+    further = all_digits("train.rounds=4", "data.partition=dirichlet", "data.alpha=1")
     with pytest.raises(RunError, match="was made with another data"):
         cwfed.run(further, tmp_path / "run", data=(inputs + 1, labels), resume=True)
 
@@ -163,12 +163,12 @@ def test_arrays_in_place_of_files(tmp_path):
 def test_data_of_torch_and_data_that_come_split():
     inputs, labels = two_blobs()
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.from_numpy(labels))
-    assert cwfed.run(small("train.rounds=1", "data.partition=iid"), data=pairs).dataset == "TensorDataset"
+    assert cwfed.run(all_digits("train.rounds=1", "data.partition=iid"), data=pairs).dataset == "TensorDataset"
     parts = {
         name: ((inputs[a : a + 80], labels[a : a + 80]), (inputs[a + 80 : a + 100], labels[a + 80 : a + 100]))
         for name, a in (("ann", 0), ("ben", 100))
     }
-    result = cwfed.run(small("train.rounds=1"), data=cwfed.Dataset.from_clients(parts))
+    result = cwfed.run(all_digits("train.rounds=1"), data=cwfed.Dataset.from_clients(parts))
     assert [(row.name, row.samples) for row in result.client_table().where(phase="trained")] == [
         ("ann", 20),
         ("ben", 20),
@@ -223,13 +223,13 @@ def test_a_module_begins_with_the_weights_that_it_has():
     simulation = cwfed.Simulation(session.Given(model=module).named_in(SMALL))
     assert not simulation.initial["1.weight"].any()
     simulation.close()
-    result = cwfed.run(small("train.rounds=1", "run.seed=4"), model=module, algorithm="fedavg")
+    result = cwfed.run(all_digits("train.rounds=1", "run.seed=4"), model=module, algorithm="fedavg")
     assert result.model(0).network[1].weight.any()
     assert not module[1].weight.any()  # the user's own is not trained
     with pytest.raises(
         ConfigError, match=r"ifca begins with several random models, and the model .* is the same each time"
     ):
-        cwfed.run(small("train.rounds=1"), model=module, algorithm="ifca")
+        cwfed.run(all_digits("train.rounds=1"), model=module, algorithm="ifca")
 
 
 @pytest.mark.parametrize(
@@ -361,10 +361,10 @@ def test_a_listener_stops_rounds_too():
 
 
 def test_no_bar_where_nobody_looks(capsys):
-    cwfed.run(small("train.rounds=1"))
-    cwfed.run(small("train.rounds=1"), progress=False)
+    cwfed.run(all_digits("train.rounds=1"))
+    cwfed.run(all_digits("train.rounds=1"), progress=False)
     assert capsys.readouterr() == ("", "")
-    cwfed.run(small("train.rounds=1"), progress=True)
+    cwfed.run(all_digits("train.rounds=1"), progress=True)
     assert capsys.readouterr().err.startswith("round 1: received ")
 
 

@@ -20,7 +20,7 @@ from cwfed.report.finished import read_run
 from cwfed.runs import session
 from cwfed.runs.folder import RunFolder
 from tests import processes
-from tests.conftest import ROOT, small
+from tests.conftest import ROOT, all_digits, small
 from tests.test_cli import cwfed as cli
 
 
@@ -71,8 +71,9 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_pat
     """Real processes, SIGKILL: the run is not asked."""
     settings = [
         "model.name=mlp",
-        "data.samples=600",
-        "train.rounds=40",
+        "data.samples=300",
+        "data.clients=8",
+        "train.rounds=32",
         "train.participation=0.5",
         "train.client_dropout=0.1",
     ]
@@ -91,7 +92,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bits(tmp_pat
         done = processes.run([sys.executable, "-c", dying, *command], cwd=ROOT, warm=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert not (out / "summary.json").exists()
-    processes.run([sys.executable, "-m", "cwfed", *command], check=True)
+    processes.run([sys.executable, "-m", "cwfed", *command], check=True, warm=True)
     assert final_bits(out) == final_bits(tmp_path / "whole")
 
 
@@ -399,12 +400,12 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(tmp_path, monkeyp
 
 def test_diverged_training_keeps_what_was_done(tmp_path):
     """A client that diverges in a later round: the rounds before it are in the folder."""
-    config = small("train.rounds=3", "run.checkpoint_seconds=0")
+    config = all_digits("train.rounds=3", "run.checkpoint_seconds=0")
     with pytest.raises(KeyboardInterrupt):
         session.run(config, tmp_path / "run", on_event=interrupt_after(2))
     assert RunFolder(tmp_path / "run").checkpoints.rounds() == [2, 1]
     with pytest.raises(RunError, match="round 3 is not a finite number"):
-        session.run(small("train.lr=1e30"), tmp_path / "diverged")
+        session.run(all_digits("train.lr=1e30"), tmp_path / "diverged")
     last = [e for e in RunFolder(tmp_path / "diverged").events() if isinstance(e, Round)][-1]
     assert (last.round, last.skipped) == (3, "0 good updates, and guard.least = 1")
 
@@ -436,7 +437,7 @@ def test_models_that_were_not_kept_when_validation_picked_them_are_named(tmp_pat
 def test_settings_that_came_later_do_not_lock_out_older_runs():
     """The hash is the one that the version before `train.precision`, the first of them, gave this config."""
     golden = "b2d21ea168fe5cd1e8c9b082e41ca5138dd4ae6068a5f299ad62ed26a25fe899"
-    assert small().fingerprint == golden
-    assert small("run.engine=loop", "run.workers=1", "train.rounds=9").fingerprint == golden
+    assert all_digits().fingerprint == golden
+    assert all_digits("run.engine=loop", "run.workers=1", "train.rounds=9").fingerprint == golden
     for changed in ("train.precision=bf16", "guard.least=2", "algorithm.class_cap=0.5", "run.seed=1", "train.lr=0.1"):
-        assert small(changed).fingerprint != golden
+        assert all_digits(changed).fingerprint != golden

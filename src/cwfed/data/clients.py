@@ -41,7 +41,7 @@ class Samples:
     def __init__(self, inputs: NDArray[np.generic], labels: NDArray[np.int64], device: torch.device) -> None:
         # The cache's arrays are memory-mapped copy-on-write: nothing is copied into this process.
         self.inputs = torch.from_numpy(np.require(inputs, requirements=["C", "W"])).to(device)
-        self.labels = torch.from_numpy(np.ascontiguousarray(labels)).to(device)
+        self.labels = torch.from_numpy(np.require(labels, requirements=["C", "W"])).to(device)
         self.device = device
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:

@@ -157,12 +157,12 @@ class DataSection(Section):
         if self.name in SPLIT:
             return "split as in the folder"
         known = {
-            "pathological": f"{self.classes_per_client} classes a client",
+            "pathological": f"{self.classes_per_client} classes per client",
             "dirichlet": f"Dirichlet({self.alpha:g})",
             "iid": "IID",
             "quantity": f"sizes from Dirichlet({self.quantity_alpha:g})",
             "shards": f"{self.shards_per_client} shards a client",
-            "extended_dirichlet": f"{self.classes_per_client} classes a client, Dirichlet({self.alpha:g})",
+            "extended_dirichlet": f"{self.classes_per_client} classes per client, Dirichlet({self.alpha:g})",
             "label_quantity": f"Dirichlet({self.alpha:g}), sizes from Dirichlet({self.quantity_alpha:g})",
             "column": f"clients of the column {self.client_column}",
             "file": f"split as in {Path(self.split_file).name}",

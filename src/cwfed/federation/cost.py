@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 
 from cwfed import models
 from cwfed.algorithms import ALGORITHMS, FedAvg, build
@@ -28,27 +30,25 @@ def costs(
     `names` chooses some, such as "fedavg+owners"; without it, all are shown.
     """
     chosen = [build(name) for name in names or ALGORITHMS]
+    network = without_numbers(model, shape, classes, options)
     return [
         row
         for algorithm in chosen
-        for row in algorithm.costs(sizes(algorithm, model, shape, classes, clients, participants, options))
+        for row in algorithm.costs(sizes(algorithm, network, classes, clients, participants))
     ]
 
 
-def sizes(
-    algorithm: FedAvg,
-    model: str,
-    shape: InputShape,
-    classes: int,
-    clients: int,
-    participants: int,
-    options: dict[str, Any],
-) -> Sizes:
-    """How large the network is that an algorithm trains."""
-    with torch.device("meta"):  # shapes only: 1000-class models cost nothing here
-        network = models.build(model, shape, classes, options)
-        output = str(network.output_layer)
-        network = algorithm.adapt(network, output)
+def without_numbers(model: str, shape: InputShape, classes: int, options: dict[str, Any]) -> nn.Module:
+    """A network that has shapes only: 1000-class models cost nothing."""
+    with torch.device("meta"):
+        return models.build(model, shape, classes, options)
+
+
+def sizes(algorithm: FedAvg, plain: nn.Module, classes: int, clients: int, participants: int) -> Sizes:
+    """How large the network is that an algorithm makes of a plain one and trains."""
+    output = str(plain.output_layer)
+    with torch.device("meta"):
+        network = algorithm.adapt(copy.deepcopy(plain), output)
     task = models.task_of(network, clients, classes)
     numbers = {name: prod(p.shape) for name, p in network.named_parameters()}
     names = tuple(numbers)

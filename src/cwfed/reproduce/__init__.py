@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,22 @@ def write_overview(workshop: Workshop) -> None:
     used = {
         run for name in names for run in json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["runs"]
     }
-    origins = {run: _origin(workshop.folder / run) for run in sorted(used)}
+    origins = {run: _origin(workshop.folder / run, _changed(workshop.folder / run)) for run in sorted(used)}
     (folder / "runs.json").write_text(json.dumps(origins, indent=1) + "\n", encoding="utf-8")
 
 
-def _origin(path: Path) -> dict[str, Any]:
-    """A run's settings, hashes, versions, machine and result: its manifest without the long lists."""
+def _changed(run: Path) -> int:
+    """Another number whenever the run was made anew."""
+    summary = run / "summary.json"
+    return summary.stat().st_mtime_ns if summary.exists() else 0
+
+
+@cache
+def _origin(path: Path, changed: int) -> dict[str, Any]:
+    """A run's settings, hashes, versions, machine and result: its manifest without the long lists.
+
+    The overview is written after every table, of the same runs again: each is read once.
+    """
     folder = RunFolder(path)
     try:
         manifest = folder.read_json("manifest.json", "data", "split")
