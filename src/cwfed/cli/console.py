@@ -132,6 +132,44 @@ def print_bench(result: dict[str, Any]) -> None:
             out.print(f"{line['name']}: extra memory {share:.2f} x the stack of models", highlight=False)
 
 
+def print_against(result: dict[str, Any]) -> None:
+    """cwfed beside PFLlib as a table."""
+    from cwfed.report.tables import size
+
+    machine, versions = result["machine"], result["versions"]
+    table = FittedTable(
+        (
+            "method",
+            "measured",
+            "PFLlib",
+            "cwfed",
+            "ratio",
+            "PFLlib memory",
+            "cwfed memory",
+            "PFLlib accuracy",
+            "cwfed accuracy",
+        ),
+        words=("measured",),
+        title=f"{machine['cpu']}, {machine['instruction_set']}, {machine['cores']} cores; seconds are of a round",
+    )
+    for line in result["methods"]:
+        sides = (line["theirs"], line["ours"])
+        table.add_row(
+            line["name"],
+            line["phase"],
+            *(f"{side['seconds']:.3g} s" for side in sides),
+            f"{line['ratio']:.1f} x",
+            *(size(side["peak_memory_bytes"]) for side in sides),
+            *(f"{side['accuracy']:.2%}" for side in sides),
+        )
+    print_table(table)
+    out.print(
+        f"cwfed {versions['cwfed']} with torch {versions['torch']}; PFLlib at commit {escape(versions['pfllib'])} with torch "
+        f"{escape(versions['pfllib_torch'])}",
+        highlight=False,
+    )
+
+
 def print_heat_map(
     histogram: list[list[int]],
     classes: tuple[str, ...],

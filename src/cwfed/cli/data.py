@@ -114,11 +114,23 @@ def data_export(
     config: ConfigArgument = None,
     set_: SetOption = None,
     folder: Annotated[Path, typer.Option("--out", "-o", help="Gets a folder for each client.")] = Path("nodes"),
+    layout: Annotated[
+        str, typer.Option(help="nodes: for a federation, a folder for each client; pfllib: all in PFLlib's layout.")
+    ] = "nodes",
     data_dir: DataDirOption = None,
 ) -> None:
-    """Write each client's share into a folder of its own, for the nodes of a real federation."""
+    """Write each client's share into a folder of its own, for the nodes of a real federation; or the whole split for PFLlib."""
     from cwfed import data
     from cwfed.federation.experiment import deal
 
-    written = data.export(deal(load_config(config, set_ or []), data_dir), folder)
+    if layout not in ("nodes", "pfllib"):
+        raise CwfedError(f"--layout {layout!r} is not known: it is nodes or pfllib")
+    dealt = deal(load_config(config, set_ or []), data_dir)
+    if layout == "pfllib":
+        data.pfllib.write(dealt, folder)
+        out.print(
+            f"{len(dealt)} clients in {escape(str(folder))}, as PFLlib reads them: dataset/{escape(folder.name)}"
+        )
+        return
+    written = data.export(dealt, folder)
     out.print(f"{len(written)} clients in {escape(str(folder))}, from {written[0].name} to {written[-1].name}")

@@ -21,7 +21,7 @@ from cwfed.cli.app import (
     app,
     load_config,
 )
-from cwfed.cli.console import disk_use, print_bench, print_summary, print_table
+from cwfed.cli.console import disk_use, print_against, print_bench, print_summary, print_table
 from cwfed.cli.progress import progress
 from cwfed.core.errors import CwfedError
 from cwfed.core.terminal import err, escape, out
@@ -124,25 +124,84 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Less data and fewer repeats: within three minutes.")
     ] = False,
-    out_dir: Annotated[Path, typer.Option("--out", "-o", help="Where bench.json and bench.png go.")] = Path("bench"),
+    against: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(metavar="pfllib DIR", help="pfllib DIR: measure against the checkout of PFLlib in DIR instead."),
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="With --against: the Python that has what PFLlib needs (default: ours).")
+    ] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --against: a config file (TOML); default: CIFAR-10, 6,000 samples, two classes per client."
+        ),
+    ] = None,
+    set_: SetOption = None,
+    algorithms: Annotated[
+        str,
+        typer.Option(
+            "--algorithms",
+            "-a",
+            help="With --against: fedavg, ditto or both (default); name:key=value changes a setting.",
+        ),
+    ] = "",
+    repeats: Annotated[
+        int, typer.Option(min=0, help="With --against: processes of either program for each method; 0 is 2.")
+    ] = 0,
+    data_dir: DataDirOption = None,
+    out_dir: Annotated[
+        Path, typer.Option("--out", "-o", help="Where bench.json and bench.png go, or pfllib.json and logs.")
+    ] = Path("bench"),
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the engines side by side with published-style code: ratios, JSON, one picture."""
-    from cwfed import benchmark
+    """Measure the engines side by side with published-style code, or with PFLlib: ratios, JSON, one picture.
 
+    Against PFLlib: the same split, model, initial weights and settings, five rounds unless --set train.rounds=N, each program in processes
+    of its own, in turn; seconds per round, peak memory and accuracy of both. The checkout is only read.
+    """
+    from cwfed import benchmark
+    from cwfed.benchmark import pfllib
+
+    if against and against[0] != "pfllib":
+        raise CwfedError(f"--against {against[0]!r} is not known: it is --against pfllib DIR")
+    if against and (workloads or quick):
+        raise CwfedError("--against has no workloads and no --quick: choose its data with --config and --set")
+    if not against and (python or config or set_ or algorithms or repeats):
+        raise CwfedError("--python, --config, --set, --algorithms and --repeats go with --against pfllib DIR")
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CwfedError(f"--out {out_dir} cannot be made: {error.strerror}") from None
     with err.status("starting") as status:
-        result = benchmark.bench(workloads or (), quick, tell=lambda title: status.update(f"measuring {title}"))
-    (out_dir / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
-    benchmark.picture(result, out_dir / "bench.png")
+        if against:
+            result = pfllib.bench(
+                against[1],
+                out_dir,
+                config,
+                set_ or [],
+                algorithms or "fedavg,ditto",
+                repeats or 2,
+                python,
+                data_dir,
+                tell=lambda what: status.update(escape(what)),
+                report=lambda needed: err.print(escape(needed), highlight=False, soft_wrap=True),
+            )
+        else:
+            result = benchmark.bench(workloads or (), quick, tell=lambda title: status.update(f"measuring {title}"))
+    numbers = out_dir / ("pfllib.json" if against else "bench.json")
+    numbers.write_text(json.dumps(result, indent=1) + "\n")
+    if not against:
+        benchmark.picture(result, out_dir / "bench.png")
     if as_json:
         print(json.dumps(result))
         return
-    print_bench(result)
-    out.print(f"\nThe numbers are in [bold]{escape(str(out_dir / 'bench.json'))}[/bold], the picture beside them")
+    if against:
+        print_against(result)
+    else:
+        print_bench(result)
+    beside = "what both printed" if against else "the picture"
+    out.print(f"\nThe numbers are in [bold]{escape(str(numbers))}[/bold], {beside} beside them")
 
 
 def _free_folder(config: Config | None) -> Path:

@@ -2,6 +2,7 @@
 
 PFLlib stores `data` = {"x": array, "y": array} as an object array, which is a pickle; for texts, `x` is an object array itself,
 of (tokens, length). `pickled.py` reads it without unpickling: a foreign file runs no code and reaches no memory of ours.
+`write` makes such a folder of any split, packed as PFLlib's own programs pack it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from cwfed.core.errors import DataError
 from cwfed.core.files import check_regular, read_text
 from cwfed.data import pickled
+from cwfed.data.clients import Federation, to_network
 from cwfed.data.dataset import Dataset
 from cwfed.data.text import PADDING
 
@@ -146,3 +149,40 @@ def load(folder: Path) -> Dataset:
         words = (PADDING, *(f"#{token}" for token in range(1, largest + 1)))
     names = tuple(str(k) for k in range(classes))
     return Dataset(folder.name or "pfllib", x, np.concatenate(labels), names, words, tuple(split))
+
+
+def write(federation: Federation, folder: Path) -> None:
+    """A split in PFLlib's layout, the inputs as the network sees them. PFLlib knows no held-out data: they are training data there."""
+    whole = federation.data
+    shards = federation.shards.values()
+    config = {
+        "num_clients": len(federation),
+        "num_classes": whole.classes,
+        "non_iid": True,
+        "balance": False,
+        "partition": "cwfed",
+        "Size of samples for labels in clients": [
+            [(k, int(n)) for k, n in enumerate(row) if n] for row in federation.histogram()
+        ],
+        "alpha": None,
+        "batch_size": None,
+    }  # all keys that PFLlib's own programs look for
+    try:
+        for part in ("train", "test"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        for client, shard in enumerate(shards):
+            train = np.sort(np.concatenate([shard.train, shard.holdout, shard.validation]))
+            for part, rows in (("train", train), ("test", shard.test)):
+                data: Any = {"x": _as_pfllib(whole.inputs[rows]), "y": whole.labels[rows]}
+                np.savez_compressed(folder / part / f"{client}.npz", data=data)
+        (folder / "config.json").write_text(json.dumps(config) + "\n")
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def _as_pfllib(inputs: NDArray[Any]) -> Any:
+    """Images N C H W and vectors as numbers; texts as (tokens, length)."""
+    seen = to_network(torch.from_numpy(np.array(inputs)))
+    if seen.is_floating_point():
+        return seen.contiguous().numpy()
+    return [(tokens, len(tokens)) for tokens in seen.tolist()]
