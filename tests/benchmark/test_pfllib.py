@@ -294,7 +294,7 @@ def test_options_that_do_not_go_together(words, says):
 def test_a_commit_and_whether_it_was_changed(tmp_path):
     folder = stand_in(tmp_path, FACE)
     for words in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")):
-        subprocess.run(["git", "-C", str(folder), *words], check=True)
+        processes.run(["git", "-C", str(folder), *words], check=True)
     commit = Checkout.at(folder).commit
     assert len(commit) == 40
     (folder / "system" / "main.py").write_text(FACE + "# mine")
