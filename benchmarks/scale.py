@@ -24,7 +24,7 @@ from cwfed.data import Dataset
 from cwfed.report import drawing
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-EACH = 10
+EACH = 16
 """Samples a client."""
 ROUNDS = 12
 
@@ -59,7 +59,7 @@ def data() -> Dataset:
     """Vectors of 64 numbers, or images of 32 x 32, that nobody can learn anything from."""
     samples, classes, side = _samples()
     rng = np.random.default_rng(0)
-    shape = (samples, 3, side, side) if side else (samples, 64)
+    shape = (samples, side, side, 3) if side else (samples, 64)
     inputs = rng.normal(size=shape).astype(np.float32)
     return Dataset("scale", inputs, np.arange(samples) % classes, tuple(map(str, range(classes))))
 
@@ -150,7 +150,7 @@ def main(names: list[str]) -> None:
             xs = [p["point"] for p in found[name]]
             (a, b), (c, d) = (line(xs, [p[key] for p in found[name]]) for key in ("seconds", "peak"))
             print(f"\nfits: {a:.4f} s + {b * 1e6:.3g} µs × x; {c / 1e6:.0f} MB + {d / 1e3:.3g} kB × x", flush=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(found, indent=1) + "\n")  # after every curve: the next may take long
     drawing.save(draw(found), DOCS / "scale")
 
 
