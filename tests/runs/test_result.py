@@ -15,6 +15,7 @@ from cwfed.core.errors import ConfigError, DataError, RunError
 from cwfed.core.events import Note, PhaseResult, Round, Started
 from cwfed.runs import bars, history, session
 from cwfed.runs.folder import RunFolder
+from tests import processes
 from tests.conftest import all_digits, two_blobs, without_seconds
 from tests.runs.test_session import final_bits
 
@@ -326,6 +327,21 @@ def test_a_loop_may_be_left_and_taken_up_again(tmp_path):
             cwfed.run(out=tmp_path / "cut", resume=True)
     assert [event.round for event in cwfed.rounds(out=tmp_path / "cut", resume=True)] == [2, 3]
     assert final_bits(tmp_path / "cut") == final_bits(tmp_path / "whole")
+
+
+LEFT = """
+import cwfed
+for event in (rounds := cwfed.rounds({config!r}, {out!r})):
+    break
+"""
+
+
+def test_a_script_that_leaves_the_loop_ends_without_a_word(tmp_path):
+    config = {"data": {"clients": 4}, "train": {"rounds": 3, "lr": 0.05}, "run": {"engine": "threads"}}
+    script = LEFT.format(config=config, out=str(tmp_path / "cut"))
+    done = processes.run([sys.executable, "-c", script])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [event.round for event in cwfed.rounds(out=tmp_path / "cut", resume=True)] == [2, 3]
 
 
 def test_the_result_of_the_rounds_that_are_done():

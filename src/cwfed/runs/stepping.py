@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
@@ -23,6 +24,8 @@ class Rounds(Iterator[Round]):
         self._result: Result | None = None
         self._started: Started | None = None
         self._last: Round | None = None
+        # also when Python ends, while what closing needs is still there
+        weakref.finalize(self, steps.close)
 
     def __next__(self) -> Round:
         while True:
