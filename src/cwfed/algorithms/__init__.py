@@ -71,6 +71,9 @@ PLUGINS = _registered("plugin")
 def find(name: str) -> type[FedAvg]:
     """The class of an algorithm: by its registered name, or "module:Class" for the user's own; with plug-ins behind a `+`."""
     base, *plugins = canonical(name).split(JOINT)
+    alone = base or "".join(plugins[:1])
+    if alone in PLUGINS and base not in ALGORITHMS:
+        raise ConfigError(f"{alone} is a plug-in: write it behind the algorithm that it changes, as in fedavg{JOINT}prior")
     method = _find(base, ALGORITHMS, "algorithm")
     if not plugins:
         return method
