@@ -198,7 +198,10 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["compare", "-a", ""], "names none"),
         (["compare", "--seeds", "a"], "must be whole numbers"),
         (["algorithms", "fedavgg"], "did you mean fedavg"),
-        (["algorithms", "+owners"], "owners is a plug-in: write it behind the algorithm that it changes, as in fedavg+prior"),
+        (
+            ["algorithms", "+owners"],
+            "owners is a plug-in: write it behind the algorithm that it changes, as in fedavg+prior",
+        ),
         (["algorithms", "owners"], "owners is a plug-in"),
         (["algorithms", ""], "unknown algorithm ''"),
         (["cost", "--shape", "3by3"], "must look like"),

@@ -73,7 +73,9 @@ def find(name: str) -> type[FedAvg]:
     base, *plugins = canonical(name).split(JOINT)
     alone = base or "".join(plugins[:1])
     if alone in PLUGINS and base not in ALGORITHMS:
-        raise ConfigError(f"{alone} is a plug-in: write it behind the algorithm that it changes, as in fedavg{JOINT}prior")
+        raise ConfigError(
+            f"{alone} is a plug-in: write it behind the algorithm that it changes, as in fedavg{JOINT}prior"
+        )
     method = _find(base, ALGORITHMS, "algorithm")
     if not plugins:
         return method
