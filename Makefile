@@ -39,7 +39,7 @@ lint: install-dev    ## style, and who may import whom
 types: install-dev   ## types
 	$(BIN)/mypy
 
-check: lint types test ## everything before a commit
+check: lint types docs test ## everything before a commit
 
 bench: install   ## our engines side by side with published-style code, about ten minutes (cwfed bench --quick: three)
 	$(BIN)/cwfed bench
