@@ -115,8 +115,13 @@ def test_a_measured_row_has_both_phases_and_a_method_that_exists():
 
 
 def test_the_comparison_is_of_all_methods():
-    compared = {name.partition(":")[0] for name in runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))["METHODS"]}
-    assert set(algorithms.ALGORITHMS) - compared == {"fedbn", "fedavg-ft"}  # the same as fedavg there, and its other phase
+    compared = {
+        name.partition(":")[0] for name in runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))["METHODS"]
+    }
+    assert set(algorithms.ALGORITHMS) - compared == {
+        "fedbn",
+        "fedavg-ft",
+    }  # the same as fedavg there, and its other phase
     for name in compared:
         algorithms.build(name)
 
