@@ -16,15 +16,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from cwfed.core.events import Round
 from cwfed.core.types import PHASES
 from cwfed.federation.config import Config
 from cwfed.report.style import HATCHES, PARTS
 from cwfed.report.tables import label, markdown_table, percent, size
 from cwfed.runs.compare import parse_entries
+from cwfed.runs.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -32,12 +35,17 @@ NUMBERS = DOCS / "data" / "comparison.json"
 METHODS = (
     "local", "fedavg", "fedprox", "fedper", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "per-fedavg", "fedrod", "fedproto",
     "fedamp", "fedfomo", "ifca", "cfl", "fednh", "feduv", "fedpac", "fedala", "fedcp", "gpfl", "feddbe", "fedas", "fedcac", "pfedme", "cwfedavg",
-    "fedavg+prior", "cwfedavg+prior", "fedavg+balanced", "fedavg+owners+prior", "fedavg+owners+prior:owners=updates", "fedavg+balanced+owners",
-    "fedavg+head_first+owners+prior", "fedavg+dbe+owners+prior",
+    "fedavg+prior", "cwfedavg+prior", "fedavg+balanced", "fedavg+owners+prior", "fedavg+balanced+owners:owners=updates", "fedavg+balanced+owners",
+    "fedavg+balanced+head_first+owners", "fedavg+balanced+dbe+owners",
 )  # fmt: skip
 """FedBN is not here: the CNN has no norm layer, so it would be FedAvg. `fedavg-ft` is `fedavg` after training."""
 BEST, SEEDS = 10, (0, 1, 2)
-PLACE = re.compile(r"<!-- comparison: (\w+) -->.*?<!-- end -->", re.DOTALL)
+PLACE = re.compile(r"<!-- (comparison|search): (\w+) -->.*?<!-- end -->", re.DOTALL)
+"""Where a table stands on a page: of all methods, or of the search for a class-wise method that leads."""
+SEARCHED = (
+    "cwfedavg", "fedavg", "fedavg+prior", "feddbe", "fedala", "gpfl", "fedcp", *(m for m in METHODS if "+" in m and m != "fedavg+prior"),
+)  # fmt: skip
+"""The paper's method, the controls, who leads elsewhere, and the candidates."""
 
 
 class Setting(NamedTuple):
@@ -136,6 +144,38 @@ def as_table(setting: Setting, rows: list[dict[str, Any]]) -> str:
     return f"```sh\n{command}\n```\n\n{markdown_table(header, lines)}"
 
 
+def on_validation(row: dict[str, Any]) -> list[float]:
+    """Of each run, the accuracy on held-out training data in the round that it picks, in the reported phase."""
+    phase = row["reported"]["phase"]
+    rounds = ([e for e in RunFolder(Path(run)).events() if isinstance(e, Round)] for run in row["runs"])
+    return [max(found.validation for e in run if (found := getattr(e, phase))) for run in rounds]
+
+
+def as_search(setting: Setting, rows: list[dict[str, Any]]) -> str:
+    """The candidates by what held-out training data say of them; test accuracy stands beside it for the reader."""
+    header = (
+        setting.title,
+        "validation",
+        "test, that round",
+        *(f"{phase}, best" for phase in PHASES),
+        "worst 10 %",
+        "seeds",
+    )
+    found = [(fmean(on_validation(row)), row) for row in rows if row["method"] in SEARCHED]
+    lines = [
+        (
+            f"`{label(row)}`",
+            f"{100 * validation:.2f}",
+            percent(row["accuracy"][row["reported"]["phase"]]["validated"]),
+            *(percent(row["accuracy"][p]["best"]) + ("*" if p == row["reported"]["phase"] else "") for p in PHASES),
+            percent(row["worst_decile"]),
+            str(row["n"]),
+        )
+        for validation, row in sorted(found, key=lambda pair: pair[0], reverse=True)
+    ]
+    return markdown_table(header, lines)
+
+
 def as_numbers(setting: Setting, row: dict[str, Any]) -> dict[str, Any]:
     """A row of docs/data/comparison.json."""
     found = [row["accuracy"][phase]["best"] for phase in PHASES]
@@ -176,6 +216,11 @@ def draw(title: str, rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
+def filled(page: str, name: str, table: str) -> str:
+    """The page with this table in its place."""
+    return PLACE.sub(lambda found: table if found[2] == name else found[0], page)
+
+
 def publish(name: str, setting: Setting, rows: list[dict[str, Any]]) -> None:
     """Table, numbers, picture and one manifest."""
     numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))
@@ -183,10 +228,13 @@ def publish(name: str, setting: Setting, rows: list[dict[str, Any]]) -> None:
     others = [row for row in numbers["rows"] if row["setting"] != setting.title]
     numbers["rows"] = others + [as_numbers(setting, row) for row in rows]
     NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    page = DOCS / "comparison.md"
-    table = f"<!-- comparison: {name} -->\n\n{as_table(setting, rows)}\n<!-- end -->"
-    old = page.read_text(encoding="utf-8")
-    page.write_text(PLACE.sub(lambda found: table if found[1] == name else found[0], old), encoding="utf-8")
+    for page, what, table in (
+        ("comparison", "comparison", as_table(setting, rows)),
+        ("beyond", "search", as_search(setting, rows)),
+    ):
+        path, new = DOCS / f"{page}.md", f"<!-- {what}: {name} -->\n\n{table}\n<!-- end -->"
+        old = path.read_text(encoding="utf-8")
+        path.write_text(filled(old, name, new), encoding="utf-8")
     draw(setting.title, rows).savefig(DOCS / f"compare-{name}.png", dpi=110)
     shutil.copy(Path(rows[0]["runs"][0]) / "manifest.json", DOCS / "manifests" / f"compare-{name}.json")
 
