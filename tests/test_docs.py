@@ -119,6 +119,7 @@ def test_the_commands_page_says_what_the_program_does():
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert current() == page, "run: make reference"
     assert "## cwfed flower deploy" in page
+    assert "| `--jobs`, `-j` | `0` | " in page, "0 is a default, too"
 
 
 # --- links

@@ -246,7 +246,7 @@ def asked(space, trials, worth, seed=0):
 
 def test_optuna_comes_near_the_best_and_asks_the_same_again():
     """worth = -(log10 lr + 2)^2, so lr = 0.01 is best; the second choice adds 1 where it is "b"."""
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="the extra sweep is not installed")
     from math import log10
 
     space = sweeping.parse_space(["algorithm.kind=a,b"], ["train.lr=0.0001..1.0:log"])
@@ -265,7 +265,7 @@ def test_optuna_comes_near_the_best_and_asks_the_same_again():
 
 
 def test_optuna_sweeps_real_runs_and_resumes(tmp_path, capsys):
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="the extra sweep is not installed")
     options = {"range_": ["train.lr=0.001..0.1:log"], "search": "optuna", "jobs": 1}
     first = sweep(tmp_path, capsys, "algorithm.wdr=1,5", trials=2, **options)
     assert len(first["tried"]) == 2

@@ -76,7 +76,7 @@ def cost(
     model: Annotated[str, typer.Option(help="cnn, resnet18, fasttext, mlp or module:function.")] = "resnet18",
     classes: Annotated[int, typer.Option(help="K, the number of classes.", min=2)] = 10,
     clients: Annotated[int, typer.Option(help="M, the number of clients.", min=1)] = 20,
-    participants: Annotated[int, typer.Option(help="Clients in a round; 0 is all.", min=0)] = 0,
+    participants: Annotated[int, typer.Option(help="Clients in a round; 0: all.", min=0)] = 0,
     shape: Annotated[str, typer.Option(help="One sample: 3x32x32 for images, 100 for vectors or words.")] = "3x32x32",
     vocabulary: Annotated[int, typer.Option(help="For text: the number of words.", min=0)] = 0,
     algorithms: Annotated[

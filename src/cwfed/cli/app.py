@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigArgument = Annotated[Path | None, typer.Argument(help="A config file (TOML); none is the digits experiment.")]
+ConfigArgument = Annotated[Path | None, typer.Argument(help="A config file (TOML); default: the digits experiment.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Change a setting: section.key=value. May be repeated.")
 ]
