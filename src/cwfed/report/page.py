@@ -142,7 +142,7 @@ def _table(group: Group) -> str:
     for method, look in ((group.methods[i], group.looks[i]) for i in group.ranked()):
         label, *texts = tables.cells(method.row, metrics)
         swatch = f'<span class="swatch{" hollow" if look.hollow else ""}" style="color:{look.colour}"></span>'
-        cells = [f"<td>{swatch}{escape(label)}</td>"]
+        cells = [f"<td class=method>{swatch}{escape(label)}</td>"]
         cells += [
             f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
             for text, value in zip(texts, tables.numbers(method.row, metrics), strict=True)
