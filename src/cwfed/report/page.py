@@ -135,7 +135,8 @@ def _table(group: Group) -> str:
     """The comparison; a click on a heading sorts by the numbers behind the texts."""
     rows = [method.row for method in group.methods]
     metrics = tables.metrics_of(rows)
-    head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.header(rows))
+    names = ["setting" if group.of_settings else "algorithm", *tables.header(rows)[1:]]
+    head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in names)
     ranked = [group.methods[i] for i in group.ranked()]
     best, is_contest = ranked[0].row["reported"]["mean"], len(ranked) > 1
     lines = []
