@@ -42,13 +42,13 @@ def algorithms(
         return
     if name is None:
         table = FittedTable(("name", "what it does", "reported on"), words=("what it does", "reported on"))
-        for key, facts in described.items():
+        for key, facts in sorted(described.items()):
             table.add_row(key, facts["what"], facts["reported_on"])
         print_table(table)
         plugins = FittedTable(
             ("plug-in", "what it adds, as in fedavg+prior"), words=("what it adds, as in fedavg+prior",)
         )
-        for key, plugin in known.PLUGINS.items():
+        for key, plugin in sorted(known.PLUGINS.items()):
             plugins.add_row(f"+{key}", (plugin.__doc__ or "").split("\n")[0])
         print_table(plugins)
         return

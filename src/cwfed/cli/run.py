@@ -147,7 +147,8 @@ def bench(
         ),
     ] = "",
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="With --against: processes of either program for each method (default: 2).")
+        int | None,
+        typer.Option(min=1, help="With --against: processes of either program for each method (default: 2)."),
     ] = None,
     data_dir: DataDirOption = None,
     out_dir: Annotated[
