@@ -27,12 +27,18 @@ NORMS = {
 
 
 def write(
-    path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = (), opening: str = ""
+    path: Path,
+    title: str,
+    groups: Sequence[Group],
+    left_out: Sequence[LeftOut] = (),
+    opening: str = "",
+    apart: str = APART,
 ) -> None:
-    """The page of these experiments; what was left out is named on it. `opening` is HTML that stands before them."""
+    """The page of these experiments; what was left out is named on it. `opening` is HTML that stands before them, `apart` says
+    why there are several."""
     assets = resources.files("cwfed.report") / "assets"
     style, script = (assets / name for name in ("page.css", "page.js"))
-    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), opening, _contents(groups)]
+    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), opening, _contents(groups, apart)]
     alone = len(groups) == 1 and groups[0].title == title
     body += [_section(i, group, "All methods" if alone else group.title) for i, group in enumerate(groups)]
     path.write_text(
@@ -59,11 +65,11 @@ def _left_out(left_out: Sequence[LeftOut]) -> str:
     return f"<div class=warning id=left-out>Left out of this report:<ul>{items}</ul></div>"
 
 
-def _contents(groups: Sequence[Group]) -> str:
+def _contents(groups: Sequence[Group], apart: str) -> str:
     if len(groups) < 2:
         return ""
     links = "".join(f'<li><a href="#experiment-{i}">{escape(g.title)}</a></li>' for i, g in enumerate(groups))
-    return f"<nav><p class=quiet>{escape(APART)}</p><ul>{links}</ul></nav>"
+    return f"<nav><p class=quiet>{escape(apart)}</p><ul>{links}</ul></nav>"
 
 
 def _section(number: int, group: Group, heading: str) -> str:

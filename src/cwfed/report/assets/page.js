@@ -205,7 +205,7 @@
     const holders = group.histogram.clients, letters = 14;
     const rowsOf = (name, of, names, said) => frame(name, "class", of, { said, yaxis: down(names, letters), xaxis: classAxis(find(name), group) });
     if (!holders.length) say(find("data"), "Who holds what is known to the clients of this federation only.");
-    else show(find("data"), heat(group.histogram.values, "samples", holders, group.classes, "client %{customdata[0]}, class %{customdata[1]}: %{z} samples"), rowsOf("data", "client", holders, group.histogram.said));
+    else show(find("data"), heat(group.histogram.values, "samples", holders, group.classes, "client %{customdata[0]}, class %{customdata[1]}: %{z} samples", { top: group.histogram.top }), rowsOf("data", "client", holders, group.histogram.said));
 
     const method = group.methods[Number(chosen("method"))], portrait = method.portrait;
     const unknown = "This run has no portrait of its models: an earlier version made it, a mixture overflowed, or it is of a real federation, whose server does not know the true distributions.";
