@@ -151,30 +151,30 @@ def boards(found: Sequence[tuple[str, RunRecord]]) -> list[Board]:
         tables_.setdefault(json.dumps(same, sort_keys=True), []).append((row[0][0], records))
     members = sorted(tables_.values(), key=lambda rows: -len(rows))
     titles = _titles([[record for _, records in rows for record in records] for rows in members])
-    first: dict[str, tuple[str, RunRecord]] = {}
-    return [_board(title, rows, first) for title, rows in zip(titles, members, strict=True)]
+    made: dict[str, tuple[str, RunRecord]] = {}
+    return [_board(title, rows, made) for title, rows in zip(titles, members, strict=True)]
 
 
 def _board(title: str, rows: Sequence[tuple[str, list[RunRecord]]], first: dict[str, tuple[str, RunRecord]]) -> Board:
     names = labels([records for _, records in rows])
     entries = [Entry(origin, Method(name, records)) for (origin, records), name in zip(rows, names, strict=True)]
     ranked = sorted(entries, key=lambda entry: -entry.value)
-    return Board(title, ranked, [*_again(ranked, first), *tables.footnotes([entry.method.row for entry in ranked])])
+    return Board(title, ranked, [*_again(ranked, made), *tables.footnotes([entry.method.row for entry in ranked])])
 
 
-def _again(entries: Sequence[Entry], first: dict[str, tuple[str, RunRecord]]) -> list[str]:
+def _again(entries: Sequence[Entry], made: dict[str, tuple[str, RunRecord]]) -> list[str]:
     """Where two people made the same run: whether it came out the same.
 
-    `first`: who made a run first, in this table or in one above it (somebody with other seeds beside it stands in another table).
+    `made`: by whom a run was made first, in this table or in one above it (somebody with other seeds beside it stands in another table).
     """
     notes = []
     for entry in entries:
         for record in entry.method.records:
             key = _same_run(record)
-            if key not in first:
-                first[key] = entry.origin, record
+            if key not in made:
+                made[key] = entry.origin, record
                 continue
-            origin, before = first[key]
+            origin, before = made[key]
             words = f"{record.started.algorithm}, seed {record.started.seed}: {entry.origin} made the same run as {origin}"
             if record.summary.accuracy == before.summary.accuracy:
                 notes.append(f"{words}, with the same numbers")
