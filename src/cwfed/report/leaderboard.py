@@ -155,7 +155,7 @@ def boards(found: Sequence[tuple[str, RunRecord]]) -> list[Board]:
     return [_board(title, rows, made) for title, rows in zip(titles, members, strict=True)]
 
 
-def _board(title: str, rows: Sequence[tuple[str, list[RunRecord]]], first: dict[str, tuple[str, RunRecord]]) -> Board:
+def _board(title: str, rows: Sequence[tuple[str, list[RunRecord]]], made: dict[str, tuple[str, RunRecord]]) -> Board:
     names = labels([records for _, records in rows])
     entries = [Entry(origin, Method(name, records)) for (origin, records), name in zip(rows, names, strict=True)]
     ranked = sorted(entries, key=lambda entry: -entry.value)
