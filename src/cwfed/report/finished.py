@@ -277,7 +277,7 @@ def why_left_out(path: Path, error: CwfedError) -> str:
     """In a sentence: what is wrong with a run that cannot be read."""
     folder = RunFolder(path)
     if folder.finished or archive.is_archive(path):
-        return str(error).removeprefix(f"{path} is ")  # it stands beside its path
+        return str(error)
     try:
         folder.config()
     except CwfedError as damage:

@@ -61,7 +61,8 @@ def _json(data: Any) -> str:
 def _left_out(left_out: Sequence[LeftOut]) -> str:
     if not left_out:
         return ""
-    items = "".join(f"<li><code>{escape(str(f.path))}</code>: {escape(f.why)}</li>" for f in left_out)
+    said = [(str(f.path), f.why.removeprefix(f"{f.path} is ")) for f in left_out]  # a path that is said once
+    items = "".join(f"<li><code>{escape(path)}</code>: {escape(why)}</li>" for path, why in said)
     return f"<div class=warning id=left-out>Left out of this report:<ul>{items}</ul></div>"
 
 
