@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import sys
 
+import click
 import numpy as np
 import pytest
 import typer
@@ -15,6 +17,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from cwfed.cli import app, progress
+from cwfed.cli.app import PANELS
 from cwfed.core.events import PhaseResult, Round, Started
 from cwfed.report import tables
 from tests import processes
@@ -171,7 +174,10 @@ def test_data_list_and_prepare(tmp_path):
 
 
 def test_algorithms_are_listed_and_explained(tmp_path):
-    assert "fedavg-ft" in cwfed("algorithms", cwd=tmp_path).stdout
+    listed = re.findall(r"^│ (\S+)", cwfed("algorithms", cwd=tmp_path).stdout, re.M)
+    methods = [name for name in listed if name[0] != "+"]
+    assert methods == sorted(methods)
+    assert "fedavg-ft" in methods
     explained = cwfed("algorithms", "cwfedavg", cwd=tmp_path).stdout
     assert "p~_ij" in explained
     assert "algorithm.wdr" in explained
@@ -238,6 +244,14 @@ def test_help_does_not_wait_for_torch(tmp_path):
 
 def test_help_explains_arguments_too(tmp_path):
     assert "`list` shows them" in cwfed("reproduce", "--help", cwd=tmp_path, env={"COLUMNS": "200"}).stdout
+
+
+def test_help_has_every_command_under_a_heading():
+    root = typer.main.get_command(app)
+    listed = [name for names in PANELS.values() for name in names]
+    assert sorted(listed) == sorted(root.commands)
+    assert root.list_commands(click.Context(root)) == listed
+    assert {root.get_command(click.Context(root), name).rich_help_panel for name in listed} == set(PANELS)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import shlex
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import typer
 
 from cwfed import algorithms
 from cwfed.cli import app
-from cwfed.federation.config import FORMER_NAMES, SETTINGS
+from cwfed.federation.config import FORMER_NAMES, SETTINGS, Config
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
@@ -131,6 +132,7 @@ def test_the_commands_page_says_what_the_program_does():
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert current() == page, "run: make reference"
     assert "## cwfed flower deploy" in page
+    assert "| `--jobs`, `-j` | `0` | " in page, "0 is a default, too"
 
 
 # --- links
@@ -229,6 +231,17 @@ def test_snippets_of_the_first_pages_run(path, body, tmp_path, monkeypatch):
         '"train.lr=0.05"', '"train.lr=0.05", "model.name=mlp"'
     )
     exec(compile(quick, named(path), "exec", dont_inherit=True), {"__name__": "__main__"})
+
+
+def test_the_tutorial_needs_the_wheel_and_nothing_else():
+    """Its config is on the page, and is the example's but for the number of rounds."""
+    page = text_of(DOCS / "tutorial.md")
+    commands = [line for kind, body in FENCED.findall(page) if kind == "sh" for line in body.splitlines()]
+    assert not [line for line in commands if "examples/" in line]
+    (config,) = (body for kind, body in FENCED.findall(page) if kind == "toml")
+    printed, example = tomllib.loads(config), tomllib.loads((ROOT / "examples/cifar10-pathological.toml").read_text())
+    printed["train"], example["train"] = {}, {}
+    assert Config(**printed) == Config(**example)
 
 
 @cache

@@ -6,10 +6,13 @@ import json
 import re
 import tomllib
 
+import pytest
+
 import cwfed
 from cwfed.federation import manifest
 from cwfed.federation.config import SETTINGS
 from cwfed.report.finished import THIS, release
+from tests import processes
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -32,6 +35,22 @@ def test_the_version_is_in_one_place():
 
 def test_no_setting_is_of_a_later_release():
     assert {since for since in (s.since for s in SETTINGS.values()) if release(since) > THIS} == set()
+
+
+def tracked() -> list[str]:
+    """The files of the repository."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone: which files belong to the repository is not known")
+    return processes.run(["git", "ls-files"], cwd=ROOT, check=True).stdout.splitlines()
+
+
+def test_no_run_and_nothing_large_is_in_the_repository():
+    """An example's run of 32 MB was, once; what people clone is the code."""
+    names = tracked()
+    assert "README.md" in names
+    assert [name for name in names if name.endswith((".safetensors", "events.jsonl", ".cwfed"))] == []
+    there = [ROOT / name for name in names if (ROOT / name).exists()]
+    assert [path.name for path in there if path.stat().st_size > 500_000] == []
 
 
 def instructions() -> list[tuple[str, str]]:

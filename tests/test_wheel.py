@@ -12,15 +12,21 @@ import pytest
 import cwfed as here
 from tests import processes
 from tests.conftest import ROOT
+from tests.test_release import tracked
+
+
+def elsewhere(command, folder):
+    """Carried out in `folder`, without PYTHONPATH: neither pip nor Python may find the tree that the package was built from."""
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return processes.run(command, cwd=folder, check=True, env=clean).stdout
 
 
 def environment(folder, package):
     """A new one with this package; the dependencies (gigabytes, minutes) are lent by ours, cwfed itself is not."""
-    processes.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
+    elsewhere([sys.executable, "-m", "venv", folder / "env"], folder)
     python = folder / "env" / "bin" / "python"
-    processes.run([python, "-m", "pip", "install", "-q", "--no-deps", str(package)], check=True)
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = processes.run([python, "-c", ask], check=True).stdout.strip()
+    elsewhere([python, "-m", "pip", "install", "-q", "--no-deps", package], folder)
+    site = elsewhere([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).strip()
     (folder / "lent").mkdir()
     for entry in os.listdir(sysconfig.get_path("purelib")):
         if "cwfed" not in entry:
@@ -42,19 +48,13 @@ def test_the_wheel_made_from_the_sdist_runs_the_demo_elsewhere(tmp_path):
         f"cwfed-{here.__version__}.tar.gz",
     )
     with tarfile.open(sdist) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", "src/cwfed/py.typed"} <= held
+        held = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    made = {name for name in held if name in ("PKG-INFO", "setup.cfg") or name.startswith("src/cwfed.egg-info/")}
+    assert held - made == set(tracked()), "the sdist is the repository"
     bin_ = environment(tmp_path, wheel)
-    cwfed = bin_ / "cwfed"
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    said = processes.run(
-        [bin_ / "python", "-c", "import cwfed; print(cwfed.__version__, cwfed.__file__)"],
-        cwd=tmp_path,
-        check=True,
-        env=clean,
-    )
-    version, where = said.stdout.split()
+    said = elsewhere([bin_ / "python", "-c", "import cwfed; print(cwfed.__version__, cwfed.__file__)"], tmp_path)
+    version, where = said.split()
     assert (version, where.startswith(str(tmp_path))) == (here.__version__, True)
-    processes.run([cwfed, "demo"], cwd=tmp_path, check=True, env=clean)
+    elsewhere([bin_ / "cwfed", "demo"], tmp_path)
     assert (tmp_path / "demo" / "report.html").exists()
-    assert "524.69" in processes.run([cwfed, "reproduce", "memory"], cwd=tmp_path, check=True, env=clean).stdout
+    assert "524.69" in elsewhere([bin_ / "cwfed", "reproduce", "memory"], tmp_path)

@@ -62,7 +62,8 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
         else f"`{parameter.make_metavar(context)}`"
     )
     shown = parameter.default
-    default = "" if callable(shown) or shown in (None, "", False, ()) or "UNSET" in str(shown) else f"`{shown}`"
+    is_said = not (callable(shown) or shown is None or shown is False or shown in ("", ()) or "UNSET" in str(shown))
+    default = f"`{shown}`" if is_said else ""
     words = " ".join((getattr(parameter, "help", None) or "").split())
     if env := getattr(parameter, "envvar", None):
         words += f" (`{env}` in the environment)"

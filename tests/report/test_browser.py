@@ -61,6 +61,11 @@ ACT = """<script>(async () => {
     return a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
   };
   found.covered = [...document.querySelectorAll(".js-plotly-plot")].filter(covers).map((div) => div.dataset.plot);
+  found.gains = [part("gains").data[0].colorbar.orientation, [...part("gains").querySelectorAll(".xtick text")].map((t) => t.getAttribute("transform") || "")];
+  const cell = table.querySelector("td .swatch").parentElement, label = cell.lastChild, told = label.textContent, range = document.createRange();
+  label.textContent = "cwfedavg:objective=fedprox,wdr=0"; range.selectNodeContents(label);
+  found.besideItsName = range.getClientRects()[0].top < cell.querySelector(".swatch").getBoundingClientRect().bottom;
+  label.textContent = told;
   const box = document.querySelector(".scroll");
   found.overflows = [box.scrollWidth > box.clientWidth + 1, box.classList.contains("overflows"), getComputedStyle(box, "::before").content];
   const legend = plot.querySelector(".legendtoggle"), place = legend.getBoundingClientRect();
@@ -79,7 +84,7 @@ ACT = """<script>(async () => {
   const bars = document.querySelector("[data-plot=traffic]").data;
   found.bars = bars[0].y; found.sums = bars[0].y.map((_, i) => bars.reduce((sum, b) => sum + b.x[i], 0));
   found.traffic = document.querySelector("[data-plot=traffic]").layout.xaxis.title.text;
-  found.gains = document.querySelector("[data-plot=gains]").data[0].z.length;
+  found.gained = document.querySelector("[data-plot=gains]").data[0].z.length;
   found.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
   found.ink = getComputedStyle(document.body).color; found.font = plot._fullLayout.font.color;
   found.foreign = document.querySelectorAll("body img, body iframe, body a[href^=javascript], body svg [onload], body svg a").length;
@@ -140,7 +145,7 @@ def test_the_page_works_in_light(report, tmp_path):
     assert found["norms"]
     assert found["bars"] == [0, 1, 2]  # long names that begin alike stay apart
     assert found["sums"][0] == found["sums"][1] > found["sums"][2] == 0
-    assert found["gains"] == 2
+    assert found["gained"] == 2
     assert found["wide"]
     assert (found["ink"], found["font"]) == ("rgb(27, 27, 27)", "#1b1b1b")
 
@@ -153,6 +158,9 @@ def test_the_page_works_in_dark_on_a_phone(report, tmp_path):
     assert found["covered"] == [], "legends cover nothing"
     assert found["overflows"][:2] == [True, True]
     assert "scroll sideways" in found["overflows"][2]
+    assert found["gains"][0] == "h", "the colour bar is below the heat map, which needs the width"
+    assert not any("rotate(" in turned and "rotate(0" not in turned for turned in found["gains"][1])
+    assert found["besideItsName"], "a method's dot and its name stay on one line"
     assert {kind["zero"] for kind in found["heat"].values()} == {"#1d2026"}, "nothing has the colour of the dark page"
 
 

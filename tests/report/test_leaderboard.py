@@ -54,7 +54,8 @@ def test_only_what_can_be_compared_is_ranked_together(shared):
     ]
     assert [len(board.entries) for board in boards[1:]] == [1, 1, 1, 1]
     titles = " | ".join(board.title for board in boards)
-    for words in ("train.rounds=3", "seeds 1", "data.samples=500"):
+    assert "rounds; train.rounds" not in titles, "said once"
+    for words in ("3 rounds", "seed 1", "data.samples=500"):
         assert words in titles
     values = [entry.value for entry in first.entries]
     assert values == sorted(values, reverse=True)
@@ -73,6 +74,18 @@ def test_the_same_run_of_two_people_is_said_to_agree_or_not(shared):
             record = replace(record, summary=replace(record.summary, accuracy=accuracy))
         lied.append((origin, record))
     assert any("with other numbers" in note for note in leaderboard.boards(lied)[0].notes)
+
+
+def test_the_same_run_is_compared_also_with_one_in_another_table(shared):
+    """bob has made alice's run with one more seed, so that his mean is of other splits: another table, the same run."""
+    found, _ = leaderboard.collect([shared])
+    alice = next(r for _, r in found if r.path.name == "fedavg-folder")
+    carol = next(r for _, r in found if r.path.name == "seed.cwfed")
+    boards = leaderboard.boards([("alice", alice), ("bob", alice), ("bob", carol)])
+    assert [[entry.origin for entry in board.entries] for board in boards] == [["alice"], ["bob"]]
+    assert [note for board in boards for note in board.notes if "made the same run" in note] == [
+        "fedavg, seed 0: bob made the same run as alice, with the same numbers"
+    ]
 
 
 def test_a_run_without_seals_is_marked_and_a_damaged_one_left_out(shared, tmp_path):
@@ -99,6 +112,8 @@ def test_the_command_writes_a_page_and_a_table(shared, tmp_path, capsys):
     assert "Numbers of different tables cannot" in printed
     html = (tmp_path / "l.html").read_text()
     assert html.count("class=leaderboard") == 5
+    assert html.count("<tr class=best>") == 2, "the best of the one table with a contest, there and in detail"
+    assert "differ in more than algorithm and seed" not in html, "a leaderboard's rows may: by learning rate"
     assert "That finds damage, not forgery" in html
     assert "| fedfomo | alice |" in (tmp_path / "l.md").read_text()
     share.leaderboard([shared], tmp_path / "l.html", as_json=True)

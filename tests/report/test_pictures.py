@@ -314,3 +314,16 @@ def test_parts_of_a_bar_have_no_methods_colour(pictures):
     assert not set(style.PARTS) & set(style.COLOURS)
     axes = pictures["cost"].axes[0]
     assert {to_hex(bar.get_facecolor()) for bar in axes.patches} <= {part.lower() for part in style.PARTS}
+
+
+def test_one_client_with_the_rest_of_the_data_does_not_make_all_others_pale():
+    """99 clients hold 3 + 3 samples, the last one holds 970: on a scale to 970 the others would be 0.3 % of a colour."""
+    histogram = np.full((100, 2), 3)
+    histogram[99] = 0, 970
+    panel = heatmaps.holdings(histogram, "who holds what")
+    assert heatmaps.scale_of([panel]) == (0.0, 3.0)
+    assert "colours end at 3 samples, the largest cell has 970" in panel.said
+    figure = heatmaps.distribution(histogram, "who holds what")
+    assert figure.axes[1]._colorbar.extend == "max"
+    even = heatmaps.holdings(np.array([[10, 3], [4, 7]]), "")
+    assert (heatmaps.scale_of([even]), even.said) == ((0.0, 10.0), "")

@@ -42,13 +42,13 @@ def algorithms(
         return
     if name is None:
         table = FittedTable(("name", "what it does", "reported on"), words=("what it does", "reported on"))
-        for key, facts in described.items():
+        for key, facts in sorted(described.items()):
             table.add_row(key, facts["what"], facts["reported_on"])
         print_table(table)
         plugins = FittedTable(
             ("plug-in", "what it adds, as in fedavg+prior"), words=("what it adds, as in fedavg+prior",)
         )
-        for key, plugin in known.PLUGINS.items():
+        for key, plugin in sorted(known.PLUGINS.items()):
             plugins.add_row(f"+{key}", (plugin.__doc__ or "").split("\n")[0])
         print_table(plugins)
         return
@@ -76,7 +76,7 @@ def cost(
     model: Annotated[str, typer.Option(help="cnn, resnet18, fasttext, mlp or module:function.")] = "resnet18",
     classes: Annotated[int, typer.Option(help="K, the number of classes.", min=2)] = 10,
     clients: Annotated[int, typer.Option(help="M, the number of clients.", min=1)] = 20,
-    participants: Annotated[int, typer.Option(help="Clients in a round; 0 is all.", min=0)] = 0,
+    participants: Annotated[int, typer.Option(help="Clients in a round; 0: all.", min=0)] = 0,
     shape: Annotated[str, typer.Option(help="One sample: 3x32x32 for images, 100 for vectors or words.")] = "3x32x32",
     vocabulary: Annotated[int, typer.Option(help="For text: the number of words.", min=0)] = 0,
     algorithms: Annotated[

@@ -5,19 +5,47 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from cwfed import __version__
 
 if TYPE_CHECKING:
     from cwfed.federation.config import Config
 
+PANELS = {
+    "Run": ("demo", "run", "compare", "sweep", "reproduce"),
+    "Look at runs": ("report", "figures", "runs", "privacy"),
+    "Share runs": ("export", "leaderboard", "hub"),
+    "What there is": ("algorithms", "data", "cost", "bench"),
+    "Real federations": ("flower",),
+}
+"""The commands in the order in which a newcomer meets them."""
+
+
+class Commands(TyperGroup):
+    """In the order and under the headings of `PANELS`, not as modules happen to be imported."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        listed = [name for names in PANELS.values() for name in names]
+        return sorted(self.commands, key=lambda name: listed.index(name) if name in listed else len(listed))
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        command = super().get_command(context, name)
+        for heading, names in PANELS.items():
+            if name in names:
+                command.rich_help_panel = heading  # type: ignore[union-attr]
+        return command
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
-ConfigArgument = Annotated[Path | None, typer.Argument(help="A config file (TOML); none is the digits experiment.")]
+ConfigArgument = Annotated[Path | None, typer.Argument(help="A config file (TOML); default: the digits experiment.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Change a setting: section.key=value. May be repeated.")
 ]

@@ -78,7 +78,7 @@ def figures(
 
 @app.command("runs")
 def list_runs(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Where to look; none is the folder runs.")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Where to look; default: runs.")] = None,
     where: Annotated[
         list[str] | None,
         typer.Option("--where", "-w", help="Only runs with this setting: section.key=value, or state=finished."),

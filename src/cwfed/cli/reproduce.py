@@ -29,7 +29,7 @@ def reproduce(
         ),
     ] = "small",
     out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and results.")] = Path("reproduced"),
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; none are the scale's own.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; default: those of the scale.")] = "",
     settings: Annotated[
         str, typer.Option(help="Only these experimental settings (columns), separated by commas (default: all).")
     ] = "",

@@ -35,7 +35,7 @@ def run(
     config: ConfigArgument = None,
     set_: SetOption = None,
     out_dir: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     data_dir: DataDirOption = None,
     track: TrackOption = None,
     backend: Annotated[
@@ -97,7 +97,7 @@ def compare(
     log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run several algorithms and seeds; one table, one page. Finished runs are reused, broken-off ones go on."""
+    """Run several algorithms and seeds; one table, one page. Finished runs are reused, interrupted ones are resumed."""
     show = Show(quiet, log, as_json)
     _compare(load_config(config, set_ or []), algorithms, seeds, out_dir, show, data_dir, track or (), jobs)
 
@@ -147,8 +147,9 @@ def bench(
         ),
     ] = "",
     repeats: Annotated[
-        int, typer.Option(min=0, help="With --against: processes of either program for each method; 0 is 2.")
-    ] = 0,
+        int | None,
+        typer.Option(min=1, help="With --against: processes of either program for each method (default: 2)."),
+    ] = None,
     data_dir: DataDirOption = None,
     out_dir: Annotated[
         Path, typer.Option("--out", "-o", help="Where bench.json and bench.png go, or pfllib.json and logs.")

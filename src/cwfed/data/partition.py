@@ -154,7 +154,8 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
         fewest = max(fewest, int(sizes.min()))
     raise DataError(
         f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave everybody {ceil(least)} samples in "
-        f"{MAX_DRAWS} draws (the best gave {fewest}): use fewer clients, a larger alpha or more samples"
+        f"{MAX_DRAWS} draws (the best gave {fewest}): use fewer clients, a larger alpha, more "
+        "samples or a smaller data.least_samples"
     )
 
 

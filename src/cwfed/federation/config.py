@@ -232,7 +232,7 @@ class TrainSection(Section):
     warm_up: int = setting(0, ge=0, le=MOST, since="0.2", before=0)
     """Rounds in which the learning rate rises linearly to its value."""
     clip: float = setting(0.0, ge=0, since="0.2", before=0.0)
-    """The longest gradient of a batch, over all trained parameters; 0 is no limit."""
+    """The longest gradient of a batch, over all trained parameters; 0: no limit."""
     label_smoothing: float = setting(0.0, ge=0, lt=1, since="0.2", before=0.0)
     """Of the cross-entropy in training."""
     batch_norm: Literal["average", "local"] = setting("average")
@@ -275,7 +275,7 @@ class RunSection(Section):
     worker processes, the same bits; `vmap`: all clients in one batched step, the same but for rounding. `auto` picks by model, devices
     and number of participants, never by a clock, and says why ([performance.md](performance.md))."""
     workers: int = setting(0, ge=0, le=10_000, changes="nothing")
-    """Clients trained side by side; 0 is one per core, or one per device where `device` has several."""
+    """Clients trained side by side; 0: one per core, or one per device where `device` has several."""
     compile: Literal["auto", "always", "never"] = setting("auto", changes="nothing")
     """Whether the vmap engine compiles its step, which changes the last bits; `auto` does in a run long enough to pay for it (20,000 steps,
     the same clients in every round) where there is a C++ compiler. What it chose stands in the run's config.toml and manifest.json, and a
@@ -286,7 +286,7 @@ class RunSection(Section):
     evaluate_every: int = setting(1, ge=1, le=MOST)
     """Rounds between two evaluations; the last round is always evaluated."""
     evaluate_clients: int = setting(0, ge=0, le=MOST)
-    """Evaluate a fixed random sample of this many clients; 0 is all."""
+    """Evaluate a fixed random sample of this many clients; 0: all."""
     checkpoint_seconds: float = setting(30.0, ge=0, changes="nothing")
     """Least time between two checkpoints; 0 writes one every round."""
     keep_checkpoints: int = setting(1, ge=0, le=2, changes="nothing", since="0.2", before=1)
@@ -301,7 +301,7 @@ class RunSection(Section):
     pick: str = setting("accuracy", since="0.2", before="accuracy")
     """The metric that rounds are picked by, on test data (`best`) and on held-out data (`validated`, the saved models)."""
     patience: int = setting(0, ge=0, since="0.2", before=0)
-    """Stop when that metric on held-out data has not improved for so many evaluated rounds; 0 is never. Needs `data.validation` above 0."""
+    """Stop when that metric on held-out data has not improved for so many evaluated rounds; 0: never. Needs `data.validation` above 0."""
 
     @model_validator(mode="after")
     def _known(self) -> RunSection:
@@ -356,7 +356,7 @@ class PrivacySection(Section):
     dp_histogram: float = setting(0.0, ge=0, before=0.0)
     """The epsilon spent once on a noisy class histogram, without which WDR is refused under DP."""
     dp_budget: float = setting(0.0, ge=0, changes="nothing", before=0.0)
-    """The largest epsilon that a client may spend; 0 is any. A simulation that would pass it does not begin; the node of a federation
+    """The largest epsilon that a client may spend; 0: any. A simulation that would pass it does not begin; the node of a federation
     keeps its own account and takes no further part."""
 
     def dial(self) -> Dial:

@@ -14,7 +14,7 @@ from cwfed import algorithms
 from cwfed.core.metrics import BUILT_IN, words
 from cwfed.core.types import Phase
 from cwfed.report.finished import MEANINGS, PHASE_WORDS, Horizontal, RunRecord, Vertical, is_of_reported_phase
-from cwfed.report.style import Look, looks
+from cwfed.report.style import Look, looks, looks_of_settings
 from cwfed.runs.summary import aggregate, spread
 
 APART = "Runs that differ in more than algorithm and seed are experiments of their own, and are not ranked together:"
@@ -84,6 +84,8 @@ class Group:
     methods: list[Method]
     is_ranked_by_test: bool = True
     """As papers do; otherwise the methods are in their order already, such as that of held-out data in a sweep."""
+    of_settings: bool = False
+    """All are settings of one method, as in a sweep: colours tell these apart."""
 
     def ranked(self) -> list[int]:
         """The methods, the best first."""
@@ -109,6 +111,8 @@ class Group:
     @cached_property
     def looks(self) -> list[Look]:
         """How each method is drawn; of several variants of an algorithm the plainest one has the algorithm's own look."""
+        if self.of_settings:
+            return looks_of_settings(len(self.methods))
         order = sorted(range(len(self.methods)), key=lambda i: self.methods[i].unlike)
         drawn = looks([self.methods[i].first.started.algorithm for i in order])
         return [drawn[order.index(i)] for i in range(len(order))]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cwfed.report.drawing import explain, name_places, plain
 from cwfed.report.finished import RunRecord
 from cwfed.report.groups import Group
-from cwfed.report.many import MANY, evenly, rows_in_words, rows_to_show
+from cwfed.report.many import MANY, end_of_colours, evenly, rows_in_words, rows_to_show
 
 NORM = "norm of the output row"
 CHANGE = "change of the norm"
@@ -38,6 +38,8 @@ class Panel(NamedTuple):
     column_names: Sequence[object] | None = None
     said: str = ""
     """What is left out."""
+    top: float | None = None
+    """Where the colours end, if not at the largest value."""
 
 
 def scale_of(panels: Sequence[Panel]) -> tuple[float, float]:
@@ -45,6 +47,7 @@ def scale_of(panels: Sequence[Panel]) -> tuple[float, float]:
     found = np.concatenate([np.asarray(panel.values, dtype=float).ravel() for panel in panels])
     known = found[np.isfinite(found)]
     top = float(np.abs(known).max() if panels[0].diverging else known.max()) if known.size else 1.0
+    top = min(top, max(top if panel.top is None else panel.top for panel in panels))
     return (-top or -1.0, top or 1.0) if panels[0].diverging else (0.0, top if top > 0 else 1.0)
 
 
@@ -66,7 +69,14 @@ def draw_heat_map(axes: Axes, panel: Panel, scale: tuple[float, float] | None = 
 
 def draw_with_bar(figure: Figure, axes: Axes, panel: Panel) -> None:
     """One heat map with its own scale."""
-    figure.colorbar(draw_heat_map(axes, panel), ax=axes, label=panel.unit)
+    figure.colorbar(draw_heat_map(axes, panel), ax=axes, label=panel.unit, extend=_beyond([panel], scale_of([panel])))
+
+
+def _beyond(panels: Sequence[Panel], scale: tuple[float, float]) -> str:
+    """At which ends of the scale its colour bar is pointed, because there are values beyond it."""
+    has_less = any(np.nanmin(panel.values, initial=0.0) < scale[0] - 1e-6 for panel in panels)
+    has_more = any(np.nanmax(panel.values, initial=0.0) > scale[1] + 1e-6 for panel in panels)
+    return ("neither", "max", "min", "both")[2 * has_less + has_more]
 
 
 def heat_maps(lines: Sequence[Sequence[Panel]]) -> Figure:
@@ -81,10 +91,8 @@ def heat_maps(lines: Sequence[Sequence[Panel]]) -> Figure:
         for (unit, _), members in by_unit.items():
             scale = scale_of([line[i] for i in members])
             images = [draw_heat_map(places[i], line[i], scale) for i in members]
-            has_less = any(np.nanmin(line[i].values, initial=0.0) < scale[0] - 1e-6 for i in members)
-            figure.colorbar(
-                images[-1], ax=[places[i] for i in members], label=unit, extend="min" if has_less else "neither"
-            )
+            pointed = _beyond([line[i] for i in members], scale)
+            figure.colorbar(images[-1], ax=[places[i] for i in members], label=unit, extend=pointed)
         for axes in places[len(line) :]:
             axes.set_visible(False)
     explain(
@@ -111,7 +119,9 @@ def holdings(
     """Who holds what; classes and clients by their names where they have any."""
     rows = rows_to_show(histogram)
     names: dict[str, Any] = {"row_names": [clients[i] for i in rows] if clients else rows, "column_names": classes}
-    return Panel(title, histogram[rows], "samples", said=rows_in_words(len(histogram)), **names)
+    top, clipped = end_of_colours(histogram[rows])
+    said = "; ".join(filter(None, (rows_in_words(len(histogram)), clipped)))
+    return Panel(title, histogram[rows], "samples", said=said, top=top, **names)
 
 
 def distribution(

@@ -149,32 +149,32 @@ def boards(found: Sequence[tuple[str, RunRecord]]) -> list[Board]:
         splits = sorted({split(record) for record in records})
         same = [first.manifest["data"]["digest"], splits, protocol(first)]
         tables_.setdefault(json.dumps(same, sort_keys=True), []).append((row[0][0], records))
-    members = list(tables_.values())
+    members = sorted(tables_.values(), key=lambda rows: -len(rows))
     titles = _titles([[record for _, records in rows for record in records] for rows in members])
-    return sorted(
-        (_board(title, rows) for title, rows in zip(titles, members, strict=True)),
-        key=lambda board: -len(board.entries),
-    )
+    made: dict[str, tuple[str, RunRecord]] = {}
+    return [_board(title, rows, made) for title, rows in zip(titles, members, strict=True)]
 
 
-def _board(title: str, rows: Sequence[tuple[str, list[RunRecord]]]) -> Board:
+def _board(title: str, rows: Sequence[tuple[str, list[RunRecord]]], made: dict[str, tuple[str, RunRecord]]) -> Board:
     names = labels([records for _, records in rows])
     entries = [Entry(origin, Method(name, records)) for (origin, records), name in zip(rows, names, strict=True)]
     ranked = sorted(entries, key=lambda entry: -entry.value)
-    return Board(title, ranked, [*_again(ranked), *tables.footnotes([entry.method.row for entry in ranked])])
+    return Board(title, ranked, [*_again(ranked, made), *tables.footnotes([entry.method.row for entry in ranked])])
 
 
-def _again(entries: Sequence[Entry]) -> list[str]:
-    """Where two people made the same run: whether it came out the same."""
-    first: dict[str, tuple[str, RunRecord]] = {}
+def _again(entries: Sequence[Entry], made: dict[str, tuple[str, RunRecord]]) -> list[str]:
+    """Where two people made the same run: whether it came out the same.
+
+    `made`: by whom a run was made first, in this table or in one above it (somebody with other seeds beside it stands in another table).
+    """
     notes = []
     for entry in entries:
         for record in entry.method.records:
             key = _same_run(record)
-            if key not in first:
-                first[key] = entry.origin, record
+            if key not in made:
+                made[key] = entry.origin, record
                 continue
-            origin, before = first[key]
+            origin, before = made[key]
             words = f"{record.started.algorithm}, seed {record.started.seed}: {entry.origin} made the same run as {origin}"
             if record.summary.accuracy == before.summary.accuracy:
                 notes.append(f"{words}, with the same numbers")
@@ -195,10 +195,11 @@ def _titles(members: Sequence[Sequence[RunRecord]]) -> list[str]:
     data = {first.manifest["data"]["digest"] for first in firsts}
     titles = []
     for records, first, settings in zip(members, firsts, facts, strict=True):
-        told = [f"{key}={settings.get(key)}" for key in differing]
+        told = [f"{key}={settings.get(key)}" for key in differing if key != "train.rounds"]  # every title has them
         told += [f"data {first.manifest['data']['digest'][:8]}"] if len(data) > 1 else []
         seeds = sorted({record.started.seed for record in records})
-        told += [f"split {split(first)[:8]}, seeds {', '.join(map(str, seeds))}"] if len(members) > 1 else []
+        which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        told += [f"split {split(first)[:8]}, {which}"] if len(members) > 1 else []
         titles.append("; ".join([f"{describe(first)}, {first.config.train.rounds} rounds", *told]))
     return titles
 
@@ -240,13 +241,16 @@ def write_page(path: Path, title: str, found: Sequence[Board], left_out: Sequenc
         groups,
         left_out,
         opening="".join(map(_section, found)) + f"<p class=quiet>{escape(EXPLANATION)}</p>",
+        apart="Each table in detail:",
     )
 
 
 def _section(board: Board) -> str:
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in HEADER)
+    best = "<tr class=best>" if len(board.entries) > 1 else "<tr>"
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in entry.cells()) + "</tr>" for entry in board.entries
+        ("<tr>" if i else best) + "".join(f"<td>{escape(text)}</td>" for text in entry.cells()) + "</tr>"
+        for i, entry in enumerate(board.entries)
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in board.notes)
     return (

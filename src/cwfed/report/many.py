@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,23 @@ def rows_in_words(count: int, of: int | None = None) -> str:
         return ""
     order = ", sorted by their main class" if count > MANY else ""
     return f"{min(count, MANY)} of {of or count:,} clients{order}"
+
+
+def end_of_colours(counts: NDArray[Any]) -> tuple[float, str]:
+    """Where the colours of a heat map of counts end, and what is said of it: at the largest, unless few cells are far above all
+    others, such as a client that holds the rest of the data.
+
+    >>> end_of_colours(np.array([[3, 0, 5], [4, 6, 0]]))
+    (6.0, '')
+    >>> end_of_colours(np.array([[3] * 99 + [0, 970]]))
+    (3.0, 'colours end at 3 samples, the largest cell has 970')
+    """
+    held = counts[counts > 0]
+    largest = float(held.max()) if held.size else 0.0
+    usual = ceil(np.quantile(held, 0.98)) if held.size else 0
+    if largest <= 4 * usual:
+        return largest, ""
+    return float(usual), f"colours end at {usual:,} samples, the largest cell has {largest:,.0f}"
 
 
 def worst_to_best(values: Sequence[float]) -> tuple[list[int], list[float]]:

@@ -27,12 +27,18 @@ NORMS = {
 
 
 def write(
-    path: Path, title: str, groups: Sequence[Group], left_out: Sequence[LeftOut] = (), opening: str = ""
+    path: Path,
+    title: str,
+    groups: Sequence[Group],
+    left_out: Sequence[LeftOut] = (),
+    opening: str = "",
+    apart: str = APART,
 ) -> None:
-    """The page of these experiments; what was left out is named on it. `opening` is HTML that stands before them."""
+    """The page of these experiments; what was left out is named on it. `opening` is HTML that stands before them, `apart` says
+    why there are several."""
     assets = resources.files("cwfed.report") / "assets"
     style, script = (assets / name for name in ("page.css", "page.js"))
-    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), opening, _contents(groups)]
+    body = [f"<h1>{escape(title)}</h1>", _left_out(left_out), opening, _contents(groups, apart)]
     alone = len(groups) == 1 and groups[0].title == title
     body += [_section(i, group, "All methods" if alone else group.title) for i, group in enumerate(groups)]
     path.write_text(
@@ -55,15 +61,16 @@ def _json(data: Any) -> str:
 def _left_out(left_out: Sequence[LeftOut]) -> str:
     if not left_out:
         return ""
-    items = "".join(f"<li><code>{escape(str(f.path))}</code>: {escape(f.why)}</li>" for f in left_out)
+    said = [(str(f.path), f.why.removeprefix(f"{f.path} is ")) for f in left_out]  # a path that is said once
+    items = "".join(f"<li><code>{escape(path)}</code>: {escape(why)}</li>" for path, why in said)
     return f"<div class=warning id=left-out>Left out of this report:<ul>{items}</ul></div>"
 
 
-def _contents(groups: Sequence[Group]) -> str:
+def _contents(groups: Sequence[Group], apart: str) -> str:
     if len(groups) < 2:
         return ""
     links = "".join(f'<li><a href="#experiment-{i}">{escape(g.title)}</a></li>' for i, g in enumerate(groups))
-    return f"<nav><p class=quiet>{escape(APART)}</p><ul>{links}</ul></nav>"
+    return f"<nav><p class=quiet>{escape(apart)}</p><ul>{links}</ul></nav>"
 
 
 def _section(number: int, group: Group, heading: str) -> str:
@@ -135,14 +142,15 @@ def _table(group: Group) -> str:
     """The comparison; a click on a heading sorts by the numbers behind the texts."""
     rows = [method.row for method in group.methods]
     metrics = tables.metrics_of(rows)
-    head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in tables.header(rows))
+    names = ["setting" if group.of_settings else "algorithm", *tables.header(rows)[1:]]
+    head = "".join(f"<th scope=col><button>{escape(name)}</button></th>" for name in names)
     ranked = [group.methods[i] for i in group.ranked()]
     best, is_contest = ranked[0].row["reported"]["mean"], len(ranked) > 1
     lines = []
     for method, look in ((group.methods[i], group.looks[i]) for i in group.ranked()):
         label, *texts = tables.cells(method.row, metrics)
         swatch = f'<span class="swatch{" hollow" if look.hollow else ""}" style="color:{look.colour}"></span>'
-        cells = [f"<td>{swatch}{escape(label)}</td>"]
+        cells = [f"<td class=method>{swatch}{escape(label)}</td>"]
         cells += [
             f'<td data-value="{"" if value is None else repr(float(value))}">{escape(text)}</td>'
             for text, value in zip(texts, tables.numbers(method.row, metrics), strict=True)

@@ -12,7 +12,7 @@ from cwfed.report.figures import nearness, phases_in_words, read_distributions, 
 from cwfed.report.finished import MEANINGS, UNITS, Horizontal, RunRecord, Vertical, is_of_reported_phase
 from cwfed.report.groups import Group, Method
 from cwfed.report.heatmaps import columns_to_show
-from cwfed.report.many import DOTS, MANY, evenly, rows_in_words, rows_to_show, worst_to_best
+from cwfed.report.many import DOTS, MANY, end_of_colours, evenly, rows_in_words, rows_to_show, worst_to_best
 from cwfed.report.style import DIVERGING, PARTS, SEQUENTIAL
 
 
@@ -30,6 +30,7 @@ def _group(group: Group) -> dict[str, Any]:
     shared = group.aligned()
     first = group.records[min(shared)]
     rows = rows_to_show(first.histogram) if first.histogram.size else []
+    top, clipped = end_of_colours(first.histogram[rows])
     bases = {str(base): _gains(group, base) for base in group.baselines()}
     ys = (*get_args(Vertical), *group.own_metrics())
     return {
@@ -45,7 +46,8 @@ def _group(group: Group) -> dict[str, Any]:
         "histogram": {
             "clients": rows,
             "values": first.histogram[rows].tolist() if rows else [],
-            "said": rows_in_words(len(first.histogram)),
+            "top": top,
+            "said": "; ".join(filter(None, (rows_in_words(len(first.histogram)), clipped))),
         },
         "many": max(len(r.client_accuracies()) for r in shared.values()) > MANY,
         "gains": bases,

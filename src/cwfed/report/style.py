@@ -101,6 +101,11 @@ def looks(names: Sequence[str]) -> list[Look]:
     return [found[i] for i in range(len(names))]
 
 
+def looks_of_settings(count: int) -> list[Look]:
+    """Where all lines are of one method, its colour would say nothing: each of its settings has one, in their order."""
+    return [_look(place % len(COLOURS), 0) for place in range(count)]
+
+
 def _place(name: str) -> tuple[int, int]:
     """The colour of a method and which of its variants this is: functions of the name alone."""
     method, _, plugins = name.partition("+")

@@ -51,8 +51,18 @@ def cells(sweep: Sweep, tried: Tried) -> tuple[str, ...]:
 
 def notes(sweep: Sweep) -> list[str]:
     """What a reader should know."""
-    failed = [f"{one.candidate.label}: no result, {one.why_not}" for one in sweep.tried if one.row is None]
-    return failed + tables.footnotes([one.row for one in sweep.tried if one.row])
+    return [f"{labels}: no result, {why}" for labels, why in _given_up(sweep)] + tables.footnotes(
+        [one.row for one in sweep.tried if one.row]
+    )
+
+
+def _given_up(sweep: Sweep) -> list[tuple[str, str]]:
+    """The settings without a result and why; those with the same reason together."""
+    whose: dict[str, list[str]] = {}
+    for one in sweep.tried:
+        if one.row is None:
+            whose.setdefault(one.why_not, []).append(one.candidate.label)
+    return [("; ".join(labels), why) for why, labels in whose.items()]
 
 
 def terminal(sweep: Sweep, title: str) -> FittedTable:
@@ -93,12 +103,13 @@ def write(sweep: Sweep, folder: Path) -> str:
     files.write_whole(folder / "sweep.json", json.dumps(as_dict(sweep), indent=1))
     files.write_whole(folder / "sweep.md", markdown(sweep))
     files.write_whole(folder / "best.toml", best_config(sweep))
-    left_out = [LeftOut(Path(one.candidate.label), one.why_not) for one in sweep.tried if one.row is None]
+    of_settings = len({method.first.started.algorithm for method in methods}) == 1
+    heading = f"The {len(methods)} best settings" if len(methods) < len(sweep.tried) else "All settings"
     page.write(
         folder / "report.html",
         title,
-        [Group(title, methods, is_ranked_by_test=False)],
-        left_out,
+        [Group(heading, methods, is_ranked_by_test=False, of_settings=of_settings)],
+        [LeftOut(Path(labels), why) for labels, why in _given_up(sweep)],
         opening=_section(sweep, len(methods)),
     )
     return title

@@ -16,6 +16,7 @@
   const steps = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000];
   const stepFor = (count, most) => steps.find((step) => count / step <= most) || Math.ceil(count / most);
   const fits = (div, pixels) => Math.max(2, Math.floor((div.clientWidth || 600) / pixels));
+  const narrow = () => window.innerWidth <= 700;
   // Rounds and places are whole numbers.
   const whole = (div, values) => ({ dtick: stepFor(Math.max(1, ...values), Math.min(12, fits(div, 45))), tick0: 0, tickformat: "d" });
   // Places along an axis are numbers; names, which may be long or alike, stand beside some of them.
@@ -128,11 +129,15 @@
   function gains(group, found, div) {
     const others = Object.keys(found).map(Number), ids = found[others[0]].at, labels = others.map((i) => group.labels.accuracy[i]);
     const rows = others.map((i) => ids.map((c) => { const place = found[i].at.indexOf(c); return place < 0 ? null : found[i].values[place]; }));
-    const few = ids.length <= 30 && others.length <= 14 && window.innerWidth > 700; // room for numbers in the cells
+    const few = ids.length <= 30 && others.length <= 14 && !narrow(); // room for numbers in the cells
     const texts = rows.map((row) => row.map((v) => v === null ? "" : (v > 0 ? "+" : "") + v.toFixed(0)));
     const more = { diverging: true, top: Math.max(1, largest(rows)), xgap: 1, ygap: 1, text: texts, texttemplate: few ? "%{text}" : undefined };
     const traces = heat(rows, "points", labels, ids, "%{customdata[0]}, client %{customdata[1]}: %{z:+.1f} points", more);
-    return [traces, { xaxis: named(ids, fits(div, 30)), yaxis: down(labels, window.innerWidth > 700 ? 36 : 16), height: 130 + 26 * others.length }];
+    const height = 130 + 26 * others.length;
+    if (!narrow()) return [traces, { xaxis: named(ids, fits(div, 30)), yaxis: down(labels, 36), height }];
+    // The names take half of a phone: the colour bar goes below, and the names of clients have what is left.
+    Object.assign(traces[0].colorbar, { orientation: "h", x: 0, xanchor: "left", xref: "container", y: 0, yanchor: "bottom", yref: "container", thickness: 10, title: { text: "points", side: "right" } });
+    return [traces, { xaxis: { ...named(ids, fits(div, 60)), tickangle: 0 }, yaxis: down(labels, 16), height: height + 50, margin: { b: 110 } }];
   }
 
   function norms(group, portrait, what) {
@@ -200,7 +205,7 @@
     const holders = group.histogram.clients, letters = 14;
     const rowsOf = (name, of, names, said) => frame(name, "class", of, { said, yaxis: down(names, letters), xaxis: classAxis(find(name), group) });
     if (!holders.length) say(find("data"), "Who holds what is known to the clients of this federation only.");
-    else show(find("data"), heat(group.histogram.values, "samples", holders, group.classes, "client %{customdata[0]}, class %{customdata[1]}: %{z} samples"), rowsOf("data", "client", holders, group.histogram.said));
+    else show(find("data"), heat(group.histogram.values, "samples", holders, group.classes, "client %{customdata[0]}, class %{customdata[1]}: %{z} samples", { top: group.histogram.top }), rowsOf("data", "client", holders, group.histogram.said));
 
     const method = group.methods[Number(chosen("method"))], portrait = method.portrait;
     const unknown = "This run has no portrait of its models: an earlier version made it, a mixture overflowed, or it is of a real federation, whose server does not know the true distributions.";
@@ -217,8 +222,8 @@
       show(find("mixture"), traces, frame("mixture", "whose model (client)", "client", { said: portrait.said, yaxis: down(portrait.clients, letters), xaxis: named(portrait.whose, fits(find("mixture"), 40)) }));
     } else say(find("mixture"), portrait ? "No shares are known: the output layers are not made of the last round's uploads, or there were none, or too many." : unknown);
 
-    const names = down(group.methods.map((m) => m.label), window.innerWidth > 700 ? 28 : 16), height = 110 + 26 * group.methods.length;
-    names.tickvals = group.methods.map((_, i) => i); names.ticktext = group.methods.map((m) => short(m.label, window.innerWidth > 700 ? 28 : 16));
+    const names = down(group.methods.map((m) => m.label), narrow() ? 16 : 28), height = 110 + 26 * group.methods.length;
+    names.tickvals = group.methods.map((_, i) => i); names.ticktext = group.methods.map((m) => short(m.label, narrow() ? 16 : 28));
     const [size, unit] = bytes(Math.max(0, ...group.methods.map((m) => Object.values(m.traffic).reduce((a, b) => a + b, 0))));
     for (const [key, title, per, word] of [["traffic", `data sent, ${unit}`, size, unit], ["seconds", "seconds", 1, "s"]]) {
       const traces = bars(group, key, per, word);
