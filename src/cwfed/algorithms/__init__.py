@@ -139,7 +139,7 @@ def build(options: dict[str, Any] | str) -> FedAvg:
 
 
 @cache
-def _types(cls: type[FedAvg]) -> dict[str, Any]:
+def _types(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
