@@ -7,6 +7,7 @@ beyond what a server can see (the true class distributions, the portrait at the 
 
 from __future__ import annotations
 
+import copyreg
 import json
 import logging
 import os
@@ -18,10 +19,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Array, Context, Message
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
+from numpy.typing import NDArray
 
 from cwfed.core.events import Event, Newcomers, Round, Started
 from cwfed.core.types import Params
@@ -131,7 +135,7 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
         try:
             run_simulation(
                 server_app=server,
-                client_app=make_app(partial(_simulated, config.model_dump_json(), folder, str(state)), ()),
+                client_app=SimulatedApp(config.model_dump_json(), folder, str(state)),
                 num_supernodes=simulation.clients,
                 backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": _ray(config)},
             )
@@ -164,6 +168,42 @@ def _section(simulation: Simulation) -> FederationSection:
         pin=False,  # virtual nodes have no keys
         timeout=24 * 3600,
     )
+
+
+def _beside(array: Array) -> tuple[Callable[..., Array], tuple[Any, ...]]:
+    """Pickle an array so that its bytes stay out of the pickle: Ray copies those straight into its store."""
+    return _taken, (array.dtype, array.shape, array.stype, np.frombuffer(array.data, np.uint8))
+
+
+def _taken(dtype: str, shape: tuple[int, ...], stype: str, data: NDArray[np.uint8]) -> Array:
+    """The same, out of the store, where nothing may stay for long."""
+    array = Array(dtype, shape, stype, b"")
+    array.data = bytearray(data)  # type: ignore[assignment]  # a tensor can be made of it without another copy
+    return array
+
+
+copyreg.pickle(Array, _beside)  # in the server's process and, as the app comes from this module, in every actor
+
+
+class SimulatedApp(ClientApp):
+    """The clients' app. It goes to one of Ray's actors with every message, so it is pickled as the texts that it is made of:
+    its code, pickled, would cost more than the model does.
+    """
+
+    def __init__(self, config: str, data_dir: str | None, state: str) -> None:
+        super().__init__()
+        self._made_of = config, data_dir, state
+
+    def __reduce__(self) -> tuple[type[SimulatedApp], tuple[str, str | None, str]]:
+        return SimulatedApp, self._made_of
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return _app(*self._made_of)(message, context)
+
+
+@cache
+def _app(config: str, data_dir: str | None, state: str) -> ClientApp:
+    return make_app(partial(_simulated, config, data_dir, state), ())
 
 
 @cache

@@ -23,6 +23,7 @@ from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Event, Note, PhaseResult, Round, Spent
 from cwfed.core.types import Download, Phase
 from cwfed.engine import Score
+from cwfed.engine.tasks import Outbox
 from cwfed.federation.open_round import OpenRound, Sizes
 from cwfed.federation.rounds import FUTILE, Progress, give_up_in_vain, is_over, mean
 from cwfed.flower import replies as replies_of
@@ -56,6 +57,7 @@ class PersonalisedStrategy(Strategy):
         self.stop = self.post.stop
         """Set by who wants the federation to end: at the next look for answers."""
         self._lobby = Lobby(self.members, self.post)
+        self._outbox = Outbox(self.algorithm, self.blueprint.initial, plan.clients)
         self._trains = None if trains is None else set(trains)
         self._measured = None if measured is None else set(measured)
         self.run = ""
@@ -320,7 +322,7 @@ class PersonalisedStrategy(Strategy):
 
     def download(self, client: int) -> Download:
         """What a client is sent; who joins late gets a model from its label histogram, where it told it."""
-        download = self.algorithm.send(self.progress.server, client)
+        download = self._outbox.send(self.progress.server, client)
         hello = self.members.hellos.get(client)
         if (
             self.progress.round

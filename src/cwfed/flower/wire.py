@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
 from numpy.lib import format as npy
 
 from cwfed.core.errors import RunError, plain
@@ -23,6 +24,8 @@ PROTOCOL = "1.0"
 with the numbers that come out (a federation of both would not have the simulator's bits); all other versions go together."""
 HEADER = 256
 """Bytes that numpy's header may take in front of the numbers."""
+LONGEST_HEADER = 2**14
+"""Bytes in which a header is looked for; numpy reads none of more than 10,000."""
 LONGEST = 300
 """Characters of a node's own words that go into a log or an event."""
 LARGEST = 1e100
@@ -40,7 +43,15 @@ def said(words: object, longest: int = LONGEST) -> str:
 
 def to_record(params: Params) -> ArrayRecord:
     """Tensors by name as Flower's record."""
-    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in params.items()})
+    return ArrayRecord({name: _encode(tensor.detach().cpu().contiguous().numpy()) for name, tensor in params.items()})
+
+
+def _encode(array: np.ndarray[Any, Any]) -> Array:
+    """What `Array(array)` is, with one copy of the numbers instead of three."""
+    header = io.BytesIO()
+    npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(array))
+    data = b"".join((header.getvalue(), array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # any buffer
+    return Array(str(array.dtype), array.shape, SType.NUMPY, data)
 
 
 def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, ExtraSpec] | None = None) -> Params:
@@ -55,7 +66,7 @@ def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, Extr
 
 
 def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
-    data = io.BytesIO(array.data)
+    data = io.BytesIO(array.data[:LONGEST_HEADER])
     try:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
         shape, is_fortran, dtype = read_header(data)
@@ -68,8 +79,9 @@ def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if len(array.data) - data.tell() != size:
         raise BadMessage(f"{what} has {len(array.data) - data.tell():,} bytes where its header says {size:,}")
+    numbers = array.data if isinstance(array.data, bytearray) else bytearray(array.data)  # a tensor must be writable
     try:
-        return torch.from_numpy(np.frombuffer(bytearray(array.data), dtype, offset=data.tell()).reshape(shape))
+        return torch.from_numpy(np.frombuffer(numbers, dtype, offset=data.tell()).reshape(shape))
     except (TypeError, ValueError) as error:
         raise BadMessage(f"{what} cannot be read ({error})") from None
 
