@@ -7,14 +7,14 @@ Numbers travel as numpy's file format, as Flower's own records do. They are read
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.constant import SType
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from cwfed.core.errors import RunError, plain
 from cwfed.core.types import Download, ExtraSpec, Params
@@ -31,6 +31,9 @@ LONGEST = 300
 LARGEST = 1e100
 """No loss is larger (they are computed in float32), and sums of such numbers are finite."""
 
+Pack: TypeAlias = Callable[[Params], ArrayRecord]
+"""How tensors go into a message."""
+
 
 class BadMessage(RunError):
     """A message that is not what it should be; the sentence says how."""
@@ -43,15 +46,12 @@ def said(words: object, longest: int = LONGEST) -> str:
 
 def to_record(params: Params) -> ArrayRecord:
     """Tensors by name as Flower's record."""
-    return ArrayRecord({name: _encode(tensor.detach().cpu().contiguous().numpy()) for name, tensor in params.items()})
+    return ArrayRecord({name: Array(as_numpy(tensor)) for name, tensor in params.items()})
 
 
-def _encode(array: np.ndarray[Any, Any]) -> Array:
-    """What `Array(array)` is, with one copy of the numbers instead of three."""
-    header = io.BytesIO()
-    npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(array))
-    data = b"".join((header.getvalue(), array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # any buffer
-    return Array(str(array.dtype), array.shape, SType.NUMPY, data)
+def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's numbers, one after the other; where that is how they are, they are not copied."""
+    return tensor.detach().cpu().contiguous().numpy()
 
 
 def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, ExtraSpec] | None = None) -> Params:
@@ -98,12 +98,12 @@ def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, Extr
         raise BadMessage(f"{size:,} bytes of numbers, more than the {most:,} that such a message can have")
 
 
-def download_to(content: RecordDict, download: Download) -> None:
+def download_to(content: RecordDict, download: Download, pack: Pack = to_record) -> None:
     """Put what a client is sent into a message. Nothing is no record: Flower's mods want exactly one in a message."""
     for i, model in enumerate(download.models):
-        content[f"model-{i}"] = to_record(model)
+        content[f"model-{i}"] = pack(model)
     if download.notes:
-        content["notes"] = to_record(download.notes)
+        content["notes"] = pack(download.notes)
 
 
 def download_from(content: RecordDict, forms: Mapping[str, ExtraSpec]) -> Download:
@@ -113,11 +113,11 @@ def download_from(content: RecordDict, forms: Mapping[str, ExtraSpec]) -> Downlo
     return Download(tuple(models), from_record(arrays(content, "notes"), "the received notes"))
 
 
-def upload_to(content: RecordDict, model: Params, extras: Params) -> None:
+def upload_to(content: RecordDict, model: Params, extras: Params, pack: Pack = to_record) -> None:
     """Put what a client sends into a message."""
     for name, params in (("model", model), ("beside", extras)):
         if params:
-            content[name] = to_record(params)
+            content[name] = pack(params)
 
 
 def arrays(content: RecordDict, name: str) -> ArrayRecord:
