@@ -131,8 +131,8 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            look_where_something_is(grid)
             try:
+                look_where_something_is(grid)
                 outcome.set_result(use(SimulatedRun(simulation, strategy, grid, state)))
             except BaseException as error:  # this thread is Flower's: told here, raised where somebody waits
                 outcome.set_exception(error)
@@ -206,18 +206,16 @@ class Numbers(Array):
 
 
 def _arrived(dtype: str, shape: tuple[int, ...], header: bytes, numbers: NDArray[Any]) -> Array:
-    """In numpy's file format, and out of Ray's store: many messages would fill that."""
+    """In numpy's file format, and copied out of Ray's store: a round's answers would fill that."""
     array = Array(dtype, shape, SType.NUMPY, b"")
-    array.data = bytearray().join((header, numbers.reshape(-1).view(np.uint8)))  # type: ignore[assignment]  # for a tensor
+    array.data = bytearray().join((header, numbers.reshape(-1).view(np.uint8).data))  # type: ignore[assignment]  # tensors can have it
     return array
 
 
 def pack(params: Params) -> ArrayRecord:
     """Tensors as a record of a message that will be pickled."""
-    record = ArrayRecord()
-    record.update(
-        {name: Numbers(wire.as_numpy(tensor)) for name, tensor in params.items()}
-    )  # its constructor would copy
+    record = ArrayRecord()  # which would make plain arrays of what it is constructed with
+    record.update({name: Numbers(wire.as_numpy(tensor)) for name, tensor in params.items()})
     return record
 
 

@@ -135,10 +135,8 @@ class PersonalisedStrategy(Strategy):
             for sentence in self.gather(grid):
                 yield before, Note(sentence)
             replies = self.post.exchange(grid, self.configure_train(number, *NOTHING, grid))
-            if self.opened.asked and all(
-                map(replies_of.is_gone, replies)
-            ):  # no round: everybody went away, or is far too slow
-                unanswered += 1
+            if self.opened.asked and all(map(replies_of.is_gone, replies)):
+                unanswered += 1  # no round: everybody went away, or is far too slow
                 yield before, Note(self._unanswered(unanswered, f"round {number}"))
                 continue
             unanswered = 0

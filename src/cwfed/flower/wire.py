@@ -79,7 +79,9 @@ def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if len(array.data) - data.tell() != size:
         raise BadMessage(f"{what} has {len(array.data) - data.tell():,} bytes where its header says {size:,}")
-    numbers = array.data if isinstance(array.data, bytearray) else bytearray(array.data)  # a tensor must be writable
+    numbers: object = array.data
+    if not isinstance(numbers, bytearray):
+        numbers = bytearray(array.data)  # a tensor must be writable
     try:
         return torch.from_numpy(np.frombuffer(numbers, dtype, offset=data.tell()).reshape(shape))
     except (TypeError, ValueError) as error:
