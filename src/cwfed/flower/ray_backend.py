@@ -220,16 +220,13 @@ def pack(params: Params) -> ArrayRecord:
 
 
 class SimulatedApp(ClientApp):
-    """The clients' app. It goes to one of Ray's actors with every message, so it is pickled as the texts that it is made of:
-    its code, pickled, would cost more than the model does.
+    """The clients' app, as the texts that it is made of. It is pickled with every message for one of Ray's actors, and the functions
+    of an app are pickled with their code, which would cost more than the model does.
     """
 
     def __init__(self, config: str, data_dir: str | None, state: str) -> None:
         super().__init__()
         self._made_of = config, data_dir, state
-
-    def __reduce__(self) -> tuple[type[SimulatedApp], tuple[str, str | None, str]]:
-        return SimulatedApp, self._made_of
 
     def __call__(self, message: Message, context: Context) -> Message:
         return _app(*self._made_of)(message, context)
