@@ -23,7 +23,7 @@ test-all: install-dev ## the suite with the slow checks on real data
 	$(BIN)/python -m pytest -q
 
 test-federation: install-dev ## Flower's real processes: TLS, keys, kills, bad nodes; some minutes
-	$(BIN)/python -m pytest -q -m "federation and not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "federation and not slow"
 
 fuzz: install-dev    ## some thirty thousand damaged and hostile inputs, about ten minutes
 	$(BIN)/python -m pytest -q -s -m fuzz tests/fuzz

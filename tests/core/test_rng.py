@@ -28,3 +28,14 @@ def test_torch_stream_leaves_the_global_generator_alone():
     assert torch.equal(torch.rand(2), expected)
     with rng.torch_stream(0, "model"):
         assert torch.equal(torch.rand(2), inside)
+
+
+def test_torch_stream_leaves_the_generators_of_gpus_alone(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    with rng.torch_stream(0, "model"):
+        inside = torch.rand(2)
+    assert seeded == []
+    torch.manual_seed(rng.torch_seed(0, "model"))
+    assert seeded  # it would have been seen
+    assert torch.equal(torch.rand(2), inside)

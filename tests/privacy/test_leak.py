@@ -17,7 +17,7 @@ TASK = Task(2, 4, {"out": ("out.weight", "out.bias")}, "out")
 def test_measures_by_hand():
     counts = np.array([[6, 2, 0, 0], [1, 1, 1, 1]])
     estimate = np.array([[0.5, 0.1, 0.3, 0.1], [0.4, 0.3, 0.2, 0.1]])
-    found = leak.measure(counts, estimate)
+    found = leak.measure(counts, {"an estimate": estimate})["an estimate"]
     # client 0: p = .75 .25 0 0; differences .25 .15 .3 .1 = .8, half of it .4; client 1: .15 .05 .05 .15 = .4, .2
     assert found.error == [0.4, 0.2]
     assert found.samples == pytest.approx((8 * 0.4 + 4 * 0.2) / 2)
@@ -33,7 +33,7 @@ def test_ranks_and_rank_correlation_are_scipys():
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 5, (20, 12)).astype(float), rng.random((20, 12)).round(1)
     assert leak.ranks(a).tolist() == rankdata(a, axis=1).tolist()
-    for one, other, found in zip(a, b, leak.rank_correlation(a, b), strict=True):
+    for one, other, found in zip(a, b, leak.rank_correlation(leak.ranks(a), leak.ranks(b)), strict=True):
         assert found == pytest.approx(spearmanr(one, other).statistic)
     assert leak.ranks(np.ones((2, 1))).tolist() == [[1.0], [1.0]]
     assert np.isnan(leak.rank_correlation(np.ones((1, 3)), np.ones((1, 3)))).all()
@@ -42,7 +42,7 @@ def test_ranks_and_rank_correlation_are_scipys():
 def test_separation_is_sklearns_area_under_the_curve():
     rng = np.random.default_rng(0)
     estimate, absent = rng.random((20, 12)).round(1), rng.random((20, 12)) < 0.5
-    for one, lacking, found in zip(estimate, absent, leak.separation(estimate, absent), strict=True):
+    for one, lacking, found in zip(estimate, absent, leak.separation(leak.ranks(estimate), absent), strict=True):
         assert found == pytest.approx(roc_auc_score(~lacking, one))
     assert np.isnan(leak.separation(np.ones((2, 3)), np.array([[True] * 3, [False] * 3]))).all()
 
@@ -59,9 +59,9 @@ def test_lengths_of_row_updates_by_hand():
 
 def test_a_perfect_estimate_leaks_all_and_a_uniform_one_nothing():
     counts = np.array([[5, 3, 0, 0]])
-    perfect = leak.measure(counts, counts / 8)
+    found = leak.measure(counts, {"perfect": counts / 8, "uniform": np.full((1, 4), 0.25)})
+    perfect, uniform = found["perfect"], found["uniform"]
     assert (perfect.error, perfect.rank, perfect.auc, perfect.found, perfect.mistaken) == ([0], [1], [1], 1, 0)
-    uniform = leak.measure(counts, np.full((1, 4), 0.25))
     assert (uniform.error, uniform.rank, uniform.auc, uniform.found, uniform.mistaken) == ([0.5], [None], [0.5], 0, 0)
 
 

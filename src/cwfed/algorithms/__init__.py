@@ -7,6 +7,7 @@ import dataclasses
 import pkgutil
 import typing
 from dataclasses import MISSING
+from functools import cache
 from importlib import import_module
 from keyword import iskeyword
 from types import ModuleType
@@ -118,7 +119,7 @@ def build(options: dict[str, Any] | str) -> FedAvg:
         raise ConfigError(f"the name of an algorithm must be a text, it is {name!r}")
     cls = find(name)
     try:
-        types = typing.get_type_hints(cls)
+        types = _types(cls)
     except NameError as error:
         raise ConfigError(f"algorithm {name!r}: the type of a setting is unknown ({error})") from None
     fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -135,6 +136,11 @@ def build(options: dict[str, Any] | str) -> FedAvg:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"algorithm {name!r} cannot be made: {error}") from None
+
+
+@cache
+def _types(cls: type[FedAvg]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def setting(field: str) -> str:

@@ -34,5 +34,6 @@ def torch_stream(seed: int, purpose: str, round_: int = 0, client: int = 0) -> I
     For code that cannot be handed a generator, such as the initialisation of a module.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, purpose, round_, client))
+        # not torch.manual_seed: that seeds every device's generator too, and formats the stack for each kind of them
+        torch.default_generator.manual_seed(torch_seed(seed, purpose, round_, client))
         yield

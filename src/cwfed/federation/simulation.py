@@ -302,7 +302,7 @@ class Simulation(Experiment):
         )
         given = {name: torch.stack([model[name] for model in got]) for name in self._output} if whole else None
         found = leak.estimates(up.models, given, up.extras, self.task)
-        return {name: leak.measure(counts, estimate.numpy()) for name, estimate in found.items()}
+        return leak.measure(counts, {name: estimate.numpy() for name, estimate in found.items()})
 
     def true_distributions(self, clients: Sequence[int]) -> Tensor:
         """p: the clients' class distributions."""

@@ -13,6 +13,7 @@ Pure. An estimate is one row of K shares a participant, p~; the truth is p, the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isnan
 
 import numpy as np
@@ -53,21 +54,27 @@ def above_least(values: Tensor) -> Tensor:
     return mixing.norm_distribution(height[..., None])
 
 
-def measure(counts: NDArray[np.int64], estimate: Matrix) -> Leak:
-    """How near an estimate comes to the participants' class counts (participants x K, both)."""
+def measure(counts: NDArray[np.int64], found: Mapping[str, Matrix]) -> dict[str, Leak]:
+    """How near each estimate comes to the participants' class counts (participants x K, all of them)."""
     samples = counts.sum(1)
     truth = counts / samples[:, None]
-    error = np.abs(truth - estimate).sum(1) / 2
-    called_absent = estimate < 1 / (2 * counts.shape[1])
     is_absent = counts == 0
-    return Leak(
-        error=[round(value, FEW) for value in error.tolist()],
-        rank=_digits(rank_correlation(truth, estimate)),
-        auc=_digits(separation(estimate, is_absent)),
-        samples=float((samples * error).mean()),
-        found=_share(called_absent[is_absent]),
-        mistaken=_share(called_absent[~is_absent]),
-    )
+    true_ranks = ranks(truth)
+
+    def leak(estimate: Matrix) -> Leak:
+        error = np.abs(truth - estimate).sum(1) / 2
+        ranked = ranks(estimate)
+        called_absent = estimate < 1 / (2 * counts.shape[1])
+        return Leak(
+            error=[round(value, FEW) for value in error.tolist()],
+            rank=_digits(rank_correlation(true_ranks, ranked)),
+            auc=_digits(separation(ranked, is_absent)),
+            samples=float((samples * error).mean()),
+            found=_share(called_absent[is_absent]),
+            mistaken=_share(called_absent[~is_absent]),
+        )
+
+    return {name: leak(estimate) for name, estimate in found.items()}
 
 
 def ranks(values: Matrix) -> Matrix:
@@ -86,20 +93,20 @@ def ranks(values: Matrix) -> Matrix:
     return shared
 
 
-def rank_correlation(p: Matrix, estimate: Matrix) -> Matrix:
-    """Spearman's, row by row: Pearson's correlation of the ranks; NaN where either does not vary."""
-    a, b = (r - r.mean(-1, keepdims=True) for r in (ranks(p), ranks(estimate)))
+def rank_correlation(ranked: Matrix, others: Matrix) -> Matrix:
+    """Spearman's, row by row: Pearson's correlation of these ranks; NaN where either does not vary."""
+    a, b = (r - r.mean(-1, keepdims=True) for r in (ranked, others))
     scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
     return _ratio((a * b).sum(-1), scale)
 
 
-def separation(estimate: Matrix, absent: NDArray[np.bool_]) -> Matrix:
-    """In each row the chance that a class the client lacks has a smaller estimate than one it has (the area under the ROC curve).
+def separation(ranked: Matrix, absent: NDArray[np.bool_]) -> Matrix:
+    """In each row of ranks the chance that a class the client lacks has a smaller estimate than one it has (the area under the ROC curve).
 
     1 tells them apart for certain, 1/2 is a coin. NaN for a client that has all classes.
     """
     present, lacking = (~absent).sum(-1), absent.sum(-1)
-    above = np.where(absent, 0.0, ranks(estimate)).sum(-1) - present * (present + 1) / 2
+    above = np.where(absent, 0.0, ranked).sum(-1) - present * (present + 1) / 2
     return _ratio(above, present * lacking)
 
 
