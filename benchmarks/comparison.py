@@ -25,7 +25,7 @@ from cwfed.core.events import Round
 from cwfed.core.types import PHASES
 from cwfed.federation.config import Config
 from cwfed.report.style import HATCHES, PARTS
-from cwfed.report.tables import label, markdown_table, percent, size
+from cwfed.report.tables import markdown_table, percent, size
 from cwfed.runs.compare import parse_entries
 from cwfed.runs.folder import RunFolder
 
@@ -132,7 +132,7 @@ def as_table(setting: Setting, rows: list[dict[str, Any]]) -> str:
         phase, accuracy = row["reported"]["phase"], row["accuracy"]
         lines.append(
             (
-                f"`{label(row)}`",
+                f"`{row['label']}`",
                 *(percent(accuracy[p]["best"]) + ("*" if p == phase else "") for p in PHASES),
                 *(percent(accuracy[phase][picking]) for picking in ("validated", "last")),
                 percent(row["worst_decile"]),
@@ -164,7 +164,7 @@ def as_search(setting: Setting, rows: list[dict[str, Any]]) -> str:
     found = [(fmean(on_validation(row)), row) for row in rows if row["method"] in SEARCHED]
     lines = [
         (
-            f"`{label(row)}`",
+            f"`{row['label']}`",
             f"{100 * validation:.2f}",
             percent(row["accuracy"][row["reported"]["phase"]]["validated"]),
             *(percent(row["accuracy"][p]["best"]) + ("*" if p == row["reported"]["phase"] else "") for p in PHASES),
@@ -204,7 +204,7 @@ def draw(title: str, rows: list[dict[str, Any]]) -> Figure:
         )  # fmt: skip
         texts = [f"{v:.1f}{'*' * (row['reported']['phase'] == phase)}" for v, row in zip(values, rows, strict=True)]
         axes.bar_label(drawn, texts, padding=2, fontsize=7)
-    axes.set_yticks([at + 0.19 for at in range(len(rows))], [label(row) for row in rows])
+    axes.set_yticks([at + 0.19 for at in range(len(rows))], [row["label"] for row in rows])
     axes.invert_yaxis()
     axes.set(
         xlabel="test accuracy, %, best round (* the phase that is reported; line: ± std over three seeds)",
