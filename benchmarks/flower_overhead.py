@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import cwfed
 from cwfed.core.events import Round
 from cwfed.federation import config as configs
-from cwfed.runs import session
 from cwfed.runs.folder import RunFolder
 
 
@@ -23,7 +23,7 @@ def seconds(clients: int, backend: str) -> float:
     settings = ["model.name=mlp", "model.options.hidden=7760", "train.rounds=6", "train.lr=0.01", "run.engine=loop"]
     config = configs.load(None, [*settings, f"data.clients={clients}", "data.partition=iid", "run.save_models=none"])
     with tempfile.TemporaryDirectory() as folder:
-        session.run(config, Path(folder) / "run", backend=backend)
+        cwfed.run(config, Path(folder) / "run", backend=backend)
         rounds = [event for event in RunFolder(Path(folder) / "run").events() if isinstance(event, Round)]
     return statistics.median(sum(event.seconds.values()) for event in rounds[1:])
 

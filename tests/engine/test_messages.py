@@ -29,7 +29,7 @@ class Posted(Distributor):
     def __init__(self, job):
         super().__init__(job, 1)
         there = posted(job)
-        self.worker = ClientTasks(there, Outbox(there), threading.Event())
+        self.worker = ClientTasks(there, Outbox.of(there), threading.Event())
 
     def spread(self, call, items):
         row_of_its_own = {name: torch.empty(1, *w.shape[1:], dtype=w.dtype) for name, w in call.out.items()}

@@ -24,7 +24,7 @@ class Distributor(ABC):
 
     def __init__(self, job: Job, workers: int) -> None:
         self.job, self.workers, self.why = job, workers, ""
-        self._outbox = Outbox(job)
+        self._outbox = Outbox.of(job)
 
     @abstractmethod
     def spread(self, call: Call, items: Sequence[Any]) -> list[Any]:

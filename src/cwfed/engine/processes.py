@@ -279,7 +279,7 @@ class _Bench:
             ) from None
         samples = Samples(federation.data.inputs, federation.data.labels, self._device)
         job = Job(algorithm, model, task, federation, samples, how, metrics)
-        self._tasks = ClientTasks(job, Outbox(job), threading.Event())
+        self._tasks = ClientTasks(job, Outbox.of(job), threading.Event())
 
     def do(self, where: bytes) -> Any:
         """An item: its result, and the model that was trained."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cwfed.algorithms import FedAvg
 from cwfed.core.errors import ConfigError
 from cwfed.core.metrics import OwnSums, Places
 from cwfed.core.types import Download, Params, Start, nbytes
@@ -30,23 +31,30 @@ class Outbox:
     """What clients are sent, made from the server's state; once, where all of it is small: what was measured is what is
     trained next. The workers of a process have one together."""
 
-    def __init__(self, job: Job) -> None:
-        self._algorithm = job.algorithm
-        self._remembers = nbytes(dict(job.model.named_parameters())) * len(job.federation) <= REMEMBERED
+    def __init__(self, algorithm: FedAvg, model: Params, clients: int) -> None:
+        self._algorithm = algorithm
+        self._remembers = nbytes(model) * clients <= REMEMBERED
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
 
+    @classmethod
+    def of(cls, job: Job) -> Outbox:
+        """The outbox of an engine's process."""
+        return cls(job.algorithm, dict(job.model.named_parameters()), len(job.federation))
+
     def download(self, state: Any, visit: Visit) -> Download:
+        """What a client gets: from the state, unless a message has brought it."""
+        return self.send(state, visit.client) if visit.got is None else visit.got
+
+    def send(self, state: Any, client: int) -> Download:
         """What a client is sent."""
-        if visit.got is not None:
-            return visit.got
         if not self._remembers:
-            return self._algorithm.send(state, visit.client)
+            return self._algorithm.send(state, client)
         if self._sent[0] is not state:
             self._sent = (state, {})
         sent = self._sent[1]
-        if visit.client not in sent:
-            sent[visit.client] = self._algorithm.send(state, visit.client)
-        return sent[visit.client]
+        if client not in sent:
+            sent[client] = self._algorithm.send(state, client)
+        return sent[client]
 
 
 class ClientTasks:

@@ -37,11 +37,11 @@ WorkerOf: TypeAlias = Callable[[int, str], Worker]
 """(client, federation) -> who does its work."""
 
 
-def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) -> RecordDict:
+def describe(site: Site, worker: Worker, client: int) -> RecordDict:
     """What a node says of itself: nothing of its labels, unless it wants to."""
-    federation, shard = worker.federation, worker.federation.shards[client]
+    federation = worker.federation
     hello: dict[str, Any] = {
-        "name": site_name,
+        "name": site.name,
         "version": cwfed.__version__,
         "protocol": wire.PROTOCOL,
         "classes": federation.data.classes,
@@ -51,17 +51,22 @@ def describe(site_name: str, worker: Worker, client: int, tell_histogram: bool) 
     }
     hello["class_names"] = list(federation.data.class_names)
     hello["words"] = short_hash(federation.data.words) if federation.data.words else ""
-    if tell_histogram and worker.blueprint.config.privacy.dp == "off":  # the exact counts are in no account
+    if site.tell_histogram and worker.blueprint.config.privacy.dp == "off":  # the exact counts are in no account
         hello["histogram"] = [int(n) for n in federation.class_counts(client)]
-    sizes: dict[str, Any] = dict(zip(SIZES, (len(shard.train), len(shard.test), len(shard.validation)), strict=True))
-    return RecordDict({"hello": ConfigRecord(hello), "metrics": MetricRecord(sizes)})
+    return RecordDict({"hello": ConfigRecord(hello), "metrics": MetricRecord(sizes_of(worker, client))})
 
 
-def with_news(content: RecordDict, told: ConfigRecord, now: RecordDict) -> RecordDict:
+def sizes_of(worker: Worker, client: int) -> dict[str, Any]:
+    """How many samples a client has for what."""
+    shard = worker.federation.shards[client]
+    return dict(zip(SIZES, (len(shard.train), len(shard.test), len(shard.validation)), strict=True))
+
+
+def with_news(content: RecordDict, order: Order, site: Site, worker: Worker) -> RecordDict:
     """An answer, with what the node says of itself where its data are no longer those that the server knows of."""
-    sizes = now.metric_records["metrics"]
-    if any(told.get(name) != sizes[name] for name in SIZES):
-        content["hello"] = now.config_records["hello"]
+    sizes = sizes_of(worker, order.client)
+    if any(order.told.get(name) != sizes[name] for name in SIZES):
+        content["hello"] = describe(site, worker, order.client).config_records["hello"]
         content.metric_records["metrics"].update(sizes)
     return content
 
@@ -106,7 +111,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
             if told and told.get("refused"):
                 log.error("%s was left out of the federation: %s", site.name, plain(str(told["refused"])))
             number = number_of(str(site.name)) or 0
-            return describe(site.name, worker(number, ""), number, site.tell_histogram)
+            return describe(site, worker(number, ""), number)
 
         return answer(message, context, work)
 
@@ -117,7 +122,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
             here = worker(order.client, order.run)
             got = wire.download_from(message.content, here.forms)
             content = here.train(order.client, order.round, order.accepted, got, bool(order.told["measure"]))
-            return with_news(content, order.told, describe(site.name, here, order.client, site.tell_histogram))
+            return with_news(content, order, site, here)
 
         return answer(message, context, work)
 
@@ -136,7 +141,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
                     '%s is client %d; its model of round %d: cwfed.load_model("%s", client=%d)',
                     *(site.name, order.client, order.round, folder, order.client),
                 )
-            return with_news(content, told, describe(site.name, here, order.client, site.tell_histogram))
+            return with_news(content, order, site, here)
 
         return answer(message, context, work)
 

@@ -30,6 +30,8 @@ class Post:
         self._federation = federation
         self.stop = threading.Event()
         """Set by who wants the federation to end: at the next look for answers."""
+        self.pull = replies_of.pull
+        """How answers are looked for."""
 
     def now(self) -> float:
         """Seconds, from any beginning."""
@@ -44,12 +46,13 @@ class Post:
     def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
         """Send messages and gather the answers that come in time; `stop` breaks it off."""
         waiting = self.push(grid, messages)
+        del messages  # whatever is answered need not be kept
         until = self.now() + self._federation.timeout
         replies: list[Message] = []
         pause = LEAST_PAUSE
         while waiting and self.now() < until:
             began = self.now()
-            found = replies_of.pull(grid, waiting)
+            found = self.pull(grid, waiting)
             replies += found.values()
             waiting = {number: message for number, message in waiting.items() if number not in found}
             pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)

@@ -68,6 +68,11 @@ def pull(grid: Grid, sent: Mapping[str, Message]) -> dict[str, Message]:
     return found
 
 
+def pull_all(grid: Grid, sent: Mapping[str, Message]) -> dict[str, Message]:
+    """The same in a simulation, where nothing is unpacked and every reply is Flower's own: all at once, which is much cheaper."""
+    return {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(sent))}
+
+
 def read(reply: Message, use: Callable[[RecordDict], T]) -> T:
     """What `use` makes of an answer; anything that goes wrong is a BadMessage with a reason."""
     try:

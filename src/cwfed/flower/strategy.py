@@ -23,6 +23,7 @@ from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Event, Note, PhaseResult, Round, Spent
 from cwfed.core.types import Download, Phase
 from cwfed.engine import Score
+from cwfed.engine.tasks import Outbox
 from cwfed.federation.open_round import OpenRound, Sizes
 from cwfed.federation.rounds import FUTILE, Progress, give_up_in_vain, is_over, mean
 from cwfed.flower import replies as replies_of
@@ -47,7 +48,12 @@ class PersonalisedStrategy(Strategy):
     """Any algorithm of cwfed on Flower: `strategy.start(grid)` runs the federation of a plan."""
 
     def __init__(
-        self, plan: Plan, *, trains: Iterable[int] | None = None, measured: Iterable[int] | None = None
+        self,
+        plan: Plan,
+        *,
+        trains: Iterable[int] | None = None,
+        measured: Iterable[int] | None = None,
+        pack: wire.Pack = wire.to_record,
     ) -> None:
         self.plan, self.config, self.blueprint = plan, plan.config, plan.blueprint
         self.algorithm = plan.blueprint.algorithm
@@ -56,6 +62,8 @@ class PersonalisedStrategy(Strategy):
         self.stop = self.post.stop
         """Set by who wants the federation to end: at the next look for answers."""
         self._lobby = Lobby(self.members, self.post)
+        self._pack = pack
+        self._outbox = Outbox(self.algorithm, self.blueprint.initial, plan.clients)
         self._trains = None if trains is None else set(trains)
         self._measured = None if measured is None else set(measured)
         self.run = ""
@@ -126,14 +134,14 @@ class PersonalisedStrategy(Strategy):
             before, number = self.progress, self.progress.round + 1
             for sentence in self.gather(grid):
                 yield before, Note(sentence)
-            sent = list(self.configure_train(number, *NOTHING, grid))
-            replies = self.post.exchange(grid, sent)
-            if sent and all(map(replies_of.is_gone, replies)):  # no round: everybody went away, or is far too slow
-                unanswered += 1
+            replies = self.post.exchange(grid, self.configure_train(number, *NOTHING, grid))
+            if self.opened.asked and all(map(replies_of.is_gone, replies)):
+                unanswered += 1  # no round: everybody went away, or is far too slow
                 yield before, Note(self._unanswered(unanswered, f"round {number}"))
                 continue
             unanswered = 0
             self.aggregate_train(number, replies)
+            del replies  # with all the models in them
             for note in self._measure(grid, number):
                 yield before, note
             for sentence in (*self._notes, *self._who_decides()):
@@ -147,8 +155,7 @@ class PersonalisedStrategy(Strategy):
         for tries in range(1, FUTILE + 1):
             if not self.opened.is_evaluated:
                 return
-            sent = self.configure_evaluate(number, *NOTHING, grid)
-            self.aggregate_evaluate(number, self.post.exchange(grid, sent))
+            self.aggregate_evaluate(number, self.post.exchange(grid, self.configure_evaluate(number, *NOTHING, grid)))
             if self.opened.result("received", self._sizes) or number < self.config.train.rounds:
                 return
             yield Note(self._unanswered(tries, "the last evaluation"))
@@ -320,7 +327,7 @@ class PersonalisedStrategy(Strategy):
 
     def download(self, client: int) -> Download:
         """What a client is sent; who joins late gets a model from its label histogram, where it told it."""
-        download = self.algorithm.send(self.progress.server, client)
+        download = self._outbox.send(self.progress.server, client)
         hello = self.members.hellos.get(client)
         if (
             self.progress.round
@@ -360,7 +367,7 @@ class PersonalisedStrategy(Strategy):
         if kind == MessageType.TRAIN and self.plan.federation.clip:
             told["clipping_norm"] = self.plan.federation.clip  # for Flower's fixedclipping_mod at the client
         content = RecordDict({"told": ConfigRecord(told)})
-        wire.download_to(content, download)
+        wire.download_to(content, download, self._pack)
         return message_to(hello.node, kind, str(number), content)
 
 

@@ -7,13 +7,14 @@ Numbers travel as numpy's file format, as Flower's own records do. They are read
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from cwfed.core.errors import RunError, plain
 from cwfed.core.types import Download, ExtraSpec, Params
@@ -23,10 +24,15 @@ PROTOCOL = "1.0"
 with the numbers that come out (a federation of both would not have the simulator's bits); all other versions go together."""
 HEADER = 256
 """Bytes that numpy's header may take in front of the numbers."""
+LONGEST_HEADER = 2**14
+"""Bytes in which a header is looked for; numpy reads none of more than 10,000."""
 LONGEST = 300
 """Characters of a node's own words that go into a log or an event."""
 LARGEST = 1e100
 """No loss is larger (they are computed in float32), and sums of such numbers are finite."""
+
+Pack: TypeAlias = Callable[[Params], ArrayRecord]
+"""How tensors go into a message."""
 
 
 class BadMessage(RunError):
@@ -40,7 +46,12 @@ def said(words: object, longest: int = LONGEST) -> str:
 
 def to_record(params: Params) -> ArrayRecord:
     """Tensors by name as Flower's record."""
-    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in params.items()})
+    return ArrayRecord({name: Array(as_numpy(tensor)) for name, tensor in params.items()})
+
+
+def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor's numbers, one after the other; where that is how they are, they are not copied."""
+    return tensor.detach().cpu().contiguous().numpy()
 
 
 def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, ExtraSpec] | None = None) -> Params:
@@ -55,7 +66,7 @@ def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, Extr
 
 
 def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
-    data = io.BytesIO(array.data)
+    data = io.BytesIO(array.data[:LONGEST_HEADER])
     try:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
         shape, is_fortran, dtype = read_header(data)
@@ -68,8 +79,11 @@ def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if len(array.data) - data.tell() != size:
         raise BadMessage(f"{what} has {len(array.data) - data.tell():,} bytes where its header says {size:,}")
+    numbers: object = array.data
+    if not isinstance(numbers, bytearray):
+        numbers = bytearray(array.data)  # a tensor must be writable
     try:
-        return torch.from_numpy(np.frombuffer(bytearray(array.data), dtype, offset=data.tell()).reshape(shape))
+        return torch.from_numpy(np.frombuffer(numbers, dtype, offset=data.tell()).reshape(shape))
     except (TypeError, ValueError) as error:
         raise BadMessage(f"{what} cannot be read ({error})") from None
 
@@ -86,12 +100,12 @@ def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, Extr
         raise BadMessage(f"{size:,} bytes of numbers, more than the {most:,} that such a message can have")
 
 
-def download_to(content: RecordDict, download: Download) -> None:
+def download_to(content: RecordDict, download: Download, pack: Pack = to_record) -> None:
     """Put what a client is sent into a message. Nothing is no record: Flower's mods want exactly one in a message."""
     for i, model in enumerate(download.models):
-        content[f"model-{i}"] = to_record(model)
+        content[f"model-{i}"] = pack(model)
     if download.notes:
-        content["notes"] = to_record(download.notes)
+        content["notes"] = pack(download.notes)
 
 
 def download_from(content: RecordDict, forms: Mapping[str, ExtraSpec]) -> Download:
@@ -101,11 +115,11 @@ def download_from(content: RecordDict, forms: Mapping[str, ExtraSpec]) -> Downlo
     return Download(tuple(models), from_record(arrays(content, "notes"), "the received notes"))
 
 
-def upload_to(content: RecordDict, model: Params, extras: Params) -> None:
+def upload_to(content: RecordDict, model: Params, extras: Params, pack: Pack = to_record) -> None:
     """Put what a client sends into a message."""
     for name, params in (("model", model), ("beside", extras)):
         if params:
-            content[name] = to_record(params)
+            content[name] = pack(params)
 
 
 def arrays(content: RecordDict, name: str) -> ArrayRecord:

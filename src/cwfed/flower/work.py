@@ -50,11 +50,12 @@ class Worker:
         tell_sums: bool,
         noise: Noise | None = None,
         account: Account | None = None,
+        pack: wire.Pack = wire.to_record,
     ) -> None:
         self.blueprint, self.algorithm, self.federation = blueprint, blueprint.algorithm, federation
         self._tell_sums = tell_sums
         self._noise = noise or Seeded(blueprint.config.run.seed)
-        self._account = account
+        self._account, self._pack = account, pack
         self.forms = blueprint.sent_forms()
         self._state = state
         self._loop = Loop(
@@ -92,9 +93,8 @@ class Worker:
             metrics |= self._measure("trained", Candidate(now, whole))
         names = self.algorithm.uploaded(tuple(trained), self.blueprint.task)
         content = RecordDict({"metrics": MetricRecord(metrics)})
-        wire.upload_to(
-            content, self._blurred(client, round_, {name: trained[name] for name in names}), visited.extras
-        )
+        sent = self._blurred(client, round_, {name: trained[name] for name in names})
+        wire.upload_to(content, sent, visited.extras, self._pack)
         return content
 
     def _charge(self, client: int, round_: int) -> float | None:
