@@ -119,9 +119,9 @@ def draw(found: dict[str, list[dict[str, float]]]) -> Figure:
                 dense = np.geomspace(xs[0], xs[-1])
                 axes.plot(dense, start + slope * dense, "-", color="#5F6368", linewidth=1)
             axes.set_xscale("log", base=2 if name == "workers" else 10)
-            if name == "workers":
-                axes.set_xticks(xs, map(str, xs))
-            axes.set_ylim(bottom=0)
+            axes.set_xticks(xs, [f"{x:,}" for x in xs], fontsize=8)
+            axes.minorticks_off()
+            axes.set_ylim(0, 1.08 * max(p[key] for p in points))
             if row:
                 axes.yaxis.set_major_formatter(drawing.BYTES)
                 axes.set_xlabel(CURVES[name].title.replace(", ", ",\n", 1), fontsize=8)
