@@ -30,7 +30,7 @@ SOONEST, LATEST = 5.0, 15.0
 """Seconds between two starts of a program that does not stay: twice as long every time, up to the latter."""
 STAYS = 60.0
 """Seconds after which a program counts as running."""
-LOOK_FOR_WORK = 0.1
+LOOK_FOR_WORK = 0.25
 """Seconds between two looks of a SuperNode's helper for a message that has come (Flower's own default is 1)."""
 MODULE = (sys.executable, "-P", "-m")
 """Starts a module; nothing is imported from the folder in which it is started."""
