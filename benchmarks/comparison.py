@@ -206,10 +206,8 @@ def draw(title: str, rows: list[dict[str, Any]]) -> Figure:
         axes.bar_label(drawn, texts, padding=2, fontsize=7)
     axes.set_yticks([at + 0.19 for at in range(len(rows))], [row["label"] for row in rows])
     axes.invert_yaxis()
-    axes.set(
-        xlabel="test accuracy, %, best round (* the phase that is reported; line: ± std over three seeds)",
-        title=title,
-    )
+    spread = "; line: ± std over the seeds" if any(row["n"] > 1 for row in rows) else ""
+    axes.set(xlabel=f"test accuracy, %, best round\n(* the phase that is reported{spread})", title=title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(y=0.01)
     figure.legend(frameon=False, loc="outside upper right", ncols=2, fontsize=8)
