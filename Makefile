@@ -17,7 +17,7 @@ demo: install    ## FedAvg against cwFedAvg on the embedded digits: a table and 
 	$(BIN)/cwfed demo
 
 test: install-dev    ## the suite, a few minutes
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not federation"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not federation"
 
 test-all: install-dev ## the suite with the slow checks on real data
 	$(BIN)/python -m pytest -q

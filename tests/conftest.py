@@ -51,6 +51,19 @@ def pytest_sessionstart(session):
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
 
 
+LONG = (
+    "reproduce/test_reproduce.py", "conformance/test_every_algorithm.py", "flower/test_parity.py", "test_cli.py", "runs/test_session.py",
+    "flower/test_faults.py", "engine/test_worker_processes.py", "test_examples.py", "engine/test_vmap.py", "report/test_finished.py",
+    "report/test_browser.py", "chaos/test_chaos.py",
+)  # fmt: skip
+"""Files that take longest, and so begin first: the last one to begin is what a free worker waits for."""
+
+
+def pytest_collection_modifyitems(items):
+    order = {ROOT / "tests" / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path, len(LONG)))
+
+
 def pytest_collection_finish(session):
     """What is imported stays: looking through it for garbage, as every run does once, takes longer than a small run."""
     gc.collect()
