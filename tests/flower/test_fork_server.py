@@ -30,6 +30,14 @@ pytestmark = [
 REAL = Path(sys.executable).parent / "flwr-clientapp"
 
 
+@pytest.fixture(autouse=True)
+def _hears_sighup():
+    """Whoever is started under nohup ignores it, and so would all that is started here: the test of it would wait for ever."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Of a fork server: with a space, and longer than the path of a socket may be."""
