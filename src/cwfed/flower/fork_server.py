@@ -118,6 +118,7 @@ def preload() -> None:
     """Import what answering a message needs, and do nothing else: no thread, no open file, nothing random."""
     for name in PRELOADED:
         import_module(name)
+    import_module("cwfed.flower.waits").ask_sooner()
 
 
 @dataclass

@@ -29,6 +29,7 @@ from cwfed.federation.simulation import TRIED
 from cwfed.flower import logs
 from cwfed.flower.plan import Plan, names_in
 from cwfed.flower.strategy import PersonalisedStrategy
+from cwfed.flower.waits import ask_sooner
 from cwfed.runs import session
 from cwfed.runs.folder import RunFolder
 from cwfed.runs.track import tracking
@@ -196,6 +197,7 @@ def server_app(plan: Plan | None = None) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         logs.show()
+        ask_sooner()
         try:
             PersonalisedStrategy(plan or Plan.of(context.run_config)).start(grid)
         except CwfedError as error:
