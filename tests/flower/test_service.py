@@ -38,7 +38,7 @@ from cwfed.cli import app
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import Note, Round
 from cwfed.federation.experiment import deal
-from cwfed.flower import PersonalisedStrategy, gate, keys, logs, programs, status
+from cwfed.flower import PersonalisedStrategy, gate, keys, local, logs, programs, status
 from cwfed.flower.deploy import certify, deploy, sign
 from cwfed.flower.gate import Gate, signatures_of
 from cwfed.flower.local import LocalFederation
@@ -524,3 +524,28 @@ def test_a_trial_federation_has_the_same_guards(tmp_path):
         assert plan.federation.pin
         assert "pin" in plan.federation.model_fields_set
         assert (plan.config.guard.norm_bound, plan.config.guard.most_samples) == (2.0, 2 * largest)
+
+
+def test_the_summary_of_before_is_no_end_of_a_trial_that_is_given_more_rounds(tmp_path, monkeypatch):
+    """Every question starts a process of Flower's, so it is asked where the server has written a summary since."""
+    monkeypatch.setattr(local, "LOOK_EVERY", 1e9)
+    monkeypatch.setattr(local, "LOOK_AT_THE_END", -1.0)
+    summary = tmp_path / "server" / "summary.json"
+    summary.parent.mkdir()
+    summary.touch()
+    os.utime(summary, (1, 1))
+    looks = []
+
+    class Trial(LocalFederation):
+        def revive(self):
+            looks.append("")
+            if len(looks) == 3:
+                os.utime(summary, (2, 2))
+            return []
+
+        def status(self, run):
+            looks.append("asked")
+            return "finished:completed", ""
+
+    assert Trial(tmp_path, plan_of(small(), 2)).follow(1, print) == ""
+    assert looks == ["", "", "", "asked", ""]

@@ -159,11 +159,12 @@ class LocalFederation(Programs):
     def follow(self, run: int, on_event: Callable[[Event], None]) -> str:
         """Tell what happens in the server's run folder until the run ends; what went wrong, "" if nothing did."""
         path, done = self.folder / "server" / "events.jsonl", 0
+        summary = path.with_name("summary.json")
+        before = written(summary)  # a run that is given more rounds has one already
         looked = time.monotonic()
         while True:
             status, details = "", ""
-            is_at_end = path.with_name("summary.json").exists()
-            if time.monotonic() - looked > (LOOK_AT_THE_END if is_at_end else LOOK_EVERY):
+            if time.monotonic() - looked > (LOOK_EVERY if written(summary) == before else LOOK_AT_THE_END):
                 (status, details), looked = self.status(run), time.monotonic()
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             done = min(done, len(lines))  # a resumed run cuts off what came after its last checkpoint
@@ -175,3 +176,8 @@ class LocalFederation(Programs):
             if status.startswith("finished"):
                 return "" if status == "finished:completed" else f"{status.partition(':')[2]}: {details}"
             time.sleep(0.3)
+
+
+def written(path: Path) -> int:
+    """When a file was last written; 0 where there is none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
