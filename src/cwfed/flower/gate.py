@@ -58,7 +58,7 @@ PATIENCE = 20.0
 """Seconds that a node is kept waiting for a message: it hangs up after 30, and its signature is good for 300."""
 PAUSE, PER_NODE = 0.5, 0.05
 """Seconds between two questions in a waiting node's place: the former, or the latter times the nodes that wait, so that the SuperLink is asked
-20 times a second at most: a question takes it more than ten milliseconds, and with 20 a second for four nodes it had no time for their models."""
+20 times a second at most (with four nodes eight times: at 20 a second it was nearly half a core, on a machine that has two)."""
 OWN_TO_A_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"host"}
 UNCODED = {b"content-encoding", b"content-length", b"transfer-encoding", b"connection", b"date", b"server"}
 
