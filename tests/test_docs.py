@@ -115,6 +115,13 @@ def test_a_measured_row_has_both_phases_and_a_method_that_exists():
         check_command(row["command"])
 
 
+def test_a_plug_in_has_the_numbers_of_its_combinations():
+    found = tool()
+    of_owners = [found["_is_of"](found["methods"]()["owners"], name) for name in ("fedavg+balanced+owners", "fedavg")]
+    assert of_owners == [True, False]
+    assert not found["_is_of"](found["methods"]()["fedavg"], "fedavg+balanced+owners")
+
+
 def test_the_comparison_is_of_all_methods():
     compared = {
         name.partition(":")[0] for name in runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))["METHODS"]

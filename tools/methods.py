@@ -340,10 +340,15 @@ def about(m: Method) -> list[str]:
     ]
 
 
+def _is_of(m: Method, measured: str) -> bool:
+    """Whether what was measured is this method, or a combination that has this plug-in."""
+    return measured == m.name or (m.is_plugin and m.name in measured.split("+")[1:])
+
+
 def numbers(m: Method) -> list[str]:
     """Measured accuracies with the commands that make them, or the command alone."""
     lines = ["## Numbers", ""]
-    rows = [row for row in NUMBERS["rows"] if row["method"].partition(":")[0] == m.name]
+    rows = [row for row in NUMBERS["rows"] if _is_of(m, row["method"].partition(":")[0])]
     if rows:
         spread = lambda row, i: f" ± {row['std'][i]:.1f}" if row["std"] else ""  # noqa: E731
         lines += _table(
