@@ -24,6 +24,8 @@ from cwfed.core import terminal
 
 COLD = ("cwfed.__main__", "cwfed.flower", "cwfed.benchmark", "cwfed.testing")
 """Not imported beforehand: few commands need them."""
+LATE = ("matplotlib.pyplot", "torch._dynamo", "torch.fx.experimental.symbolic_shapes")
+"""Imported only by what is drawn or trained: torch's own on the first gradient under vmap, two seconds of every run."""
 
 
 class Warm:
@@ -140,7 +142,8 @@ def warm_up() -> None:
     for module in pkgutil.walk_packages(cwfed.__path__, "cwfed."):
         if not module.name.startswith(COLD):
             import_module(module.name)
-    import_module("matplotlib.pyplot")
+    for name in LATE:
+        import_module(name)
 
 
 if __name__ == "__main__":
