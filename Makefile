@@ -8,6 +8,9 @@ ifneq ($(wildcard ../shared/data),)
 export CWFED_DATA ?= $(abspath ../shared/data)
 endif
 
+# Compiled once and kept: the suite starts many processes, and pytest takes ten seconds per worker to rewrite its asserts.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-federation fuzz soak lint types check bench docs reference notebooks install install-dev install-docs install-locked lock licences settings clean help
 
 help:            ## this list

@@ -15,6 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +26,8 @@ from cwfed.core import terminal
 
 COLD = ("cwfed.__main__", "cwfed.flower", "cwfed.benchmark", "cwfed.testing")
 """Not imported beforehand: few commands need them."""
+LATE = ("matplotlib.pyplot", "torch._dynamo", "torch.fx.experimental.symbolic_shapes")
+"""Imported only by what is drawn or trained: torch's own on the first gradient under vmap, two seconds of every run."""
 
 
 class Warm:
@@ -133,6 +137,22 @@ def become() -> None:
         runpy.run_path(what, run_name="__main__")
 
 
+def leave(do: Callable[[], None]) -> None:
+    """Do it and end as Python would, but for taking everything imported apart: that takes longer than most commands."""
+    code: Any = 0
+    try:
+        do()
+    except SystemExit as ended:
+        code = ended.code or 0
+        if not isinstance(code, int):
+            raise
+    threading._shutdown()  # waits for threads, as Python does before all else
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 def warm_up() -> None:
     """Import what commands need; nothing is computed, so there are no threads that a fork would lose."""
     import cwfed
@@ -140,11 +160,12 @@ def warm_up() -> None:
     for module in pkgutil.walk_packages(cwfed.__path__, "cwfed."):
         if not module.name.startswith(COLD):
             import_module(module.name)
-    import_module("matplotlib.pyplot")
+    for name in LATE:
+        import_module(name)
 
 
 if __name__ == "__main__":
     warm_up()
     gc.freeze()  # a child that collects garbage would copy all of it
     serve(socket.socket(fileno=int(sys.argv[1])))
-    become()
+    leave(become)

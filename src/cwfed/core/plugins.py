@@ -12,7 +12,8 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,16 @@ def sources(names: Iterable[str]) -> dict[str, str]:
         if path is None or _is_installed(path):
             continue
         root = path.parents[module.count(".") + (path.name == "__init__.py")]
-        waiting, known = [module], {module}
+        waiting, known, elsewhere = [module], {module}, set()
         while waiting:
-            name = waiting.pop()
+            name = waiting.pop(0)
+            if name.partition(".")[0] in elsewhere:
+                continue
             path = _file(name)
-            if path is None or not path.is_relative_to(root) or _is_installed(path):
+            if path is None:
+                continue
+            if not path.is_relative_to(root) or _is_installed(path):
+                elsewhere.add(name)  # and so is what is in it: packages come before their modules
                 continue
             found[path.relative_to(root).as_posix()] = _hash(name, path)
             new = {wanted for wanted in _imports(name, path) if wanted not in known}
@@ -105,23 +111,37 @@ def _file(module: str) -> Path | None:
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded:
         return Path(loaded).resolve() if loaded.endswith(".py") else None
-    spec: ModuleSpec | None = None
-    parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        if spec and spec.submodule_search_locations is None:  # something in a module, not a module in a package
-            return None
-        spec = PathFinder.find_spec(".".join(parts[:depth]), spec.submodule_search_locations if spec else None)
-        if spec is None:
-            return None
+    spec = _spec(module)
     origin = spec.origin if spec else None
     return Path(origin).resolve() if origin and origin.endswith(".py") else None
 
 
+def _spec(module: str) -> ModuleSpec | None:
+    package = module.rpartition(".")[0]
+    if not package:
+        return None if module in sys.builtin_module_names else PathFinder.find_spec(module)
+    places = _places_in(package)
+    return None if places is None else PathFinder.find_spec(module, places)
+
+
+def _places_in(package: str) -> Sequence[str] | None:
+    """Where the modules of a package are; None for what is a module, or is not there: nothing is in it."""
+    if loaded := sys.modules.get(package):
+        return getattr(loaded, "__path__", None)
+    spec = _spec(package)
+    return spec.submodule_search_locations if spec else None
+
+
 def _is_installed(path: Path) -> bool:
     """Whether a file is of Python, of an installed package, or of cwfed itself."""
+    return any(path.is_relative_to(place) for place in _installed())
+
+
+@cache
+def _installed() -> list[Path]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     places = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
-    return any(path.is_relative_to(Path(place).resolve()) for place in [*places, str(Path(__file__).parents[1])])
+    return [*dict.fromkeys(Path(place).resolve() for place in places), Path(__file__).resolve().parents[1]]
 
 
 def _hash(module: str, path: Path) -> str:
@@ -131,13 +151,18 @@ def _hash(module: str, path: Path) -> str:
     return _seen[path][1]
 
 
-def _imports(module: str, path: Path) -> Iterator[str]:
+def _imports(module: str, path: Path) -> tuple[str, ...]:
     """The modules that a source file may import, by their full names, with the packages they are in."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return _imported(module, package, path.read_bytes())
+
+
+@lru_cache(maxsize=1000)  # nodes and workers load the same objects again and again
+def _imported(module: str, package: str, source: bytes) -> tuple[str, ...]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ()
     names = [module]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -146,6 +171,9 @@ def _imports(module: str, path: Path) -> Iterator[str]:
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join(filter(None, [*above, node.module or ""]))
             names += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
-    for name in names:
-        parts = name.split(".")
-        yield from (".".join(parts[:depth]) for depth in range(1, len(parts) + 1) if parts[0])
+    return tuple(dict.fromkeys(package for name in names for package in _with_packages(name)))
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    yield from (".".join(parts[:depth]) for depth in range(1, len(parts) + 1) if parts[0])

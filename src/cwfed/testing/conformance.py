@@ -38,6 +38,8 @@ BASE = ("model.name=mlp", "model.options.hidden=16", "data.clients=6", "train.ro
 """A digits experiment of a second."""
 FEW = "data.samples=300"
 """What the suite takes of them: a run is then a tenth of a second."""
+TWO = "train.rounds=2"
+"""The fewest in which what a round leaves is used by another."""
 BATCH_NORM = ("model.name=cwfed.testing.problems:with_batch_norm", "model.options={}")
 SMALL_THINGS = 8 * 12
 """Bytes that a participant may send and `cwfed cost` does not count: an index, a handful of weights."""
@@ -79,15 +81,15 @@ class Suite:
     # --- the same bits
 
     def test_the_seed_decides_everything(self) -> None:
-        first = outcome(self.simulation())
-        assert outcome(self.simulation()) == first, (
+        first = outcome(self.simulation(TWO))
+        assert outcome(self.simulation(TWO)) == first, (
             "two runs with the same seed differ: draw only from what cwfed hands out, and keep nothing in the algorithm itself"
         )
-        assert outcome(self.simulation("run.seed=1")) != first, "the seed changes nothing"
+        assert outcome(self.simulation(TWO, "run.seed=1")) != first, "the seed changes nothing"
 
     def test_engine_and_workers_do_not_matter(self) -> None:
         for model in ("mlp", "cnn"):
-            options = [f"model.name={model}", "model.options.hidden=16", "train.rounds=2"]
+            options = [f"model.name={model}", "model.options.hidden=16", TWO, "data.clients=4", "data.samples=160"]
             loop = outcome(self.simulation("run.engine=loop", *options))
             threads = outcome(self.simulation("run.engine=threads", "run.workers=3", *options))
             assert threads == loop, f"three clients side by side ({model}) give other bits than one after the other"
@@ -218,7 +220,9 @@ class Suite:
 
     def test_works_with_batch_norm(self) -> None:
         for policy in ("local", "average"):
-            _, events = finish(self.simulation(*BATCH_NORM, f"train.batch_norm={policy}", "train.participation=0.7"))
+            _, events = finish(
+                self.simulation(*BATCH_NORM, TWO, f"train.batch_norm={policy}", "train.participation=0.7")
+            )
             last = events[-1]
             assert is_finite(phase(last).loss), f"the loss on receipt is not finite (train.batch_norm={policy})"
             assert last.trained, "nothing was measured after training"
@@ -233,7 +237,7 @@ class Suite:
         ]
         for partition in ("pathological", "dirichlet", "iid"):
             more = [f"data.partition={partition}", "data.alpha=0.5", "train.participation=0.7"]
-            _, events = finish(self.simulation(*text, *more))
+            _, events = finish(self.simulation(*text, TWO, *more))
             assert is_finite(phase(events[-1]).loss), f"the loss is not finite ({partition})"
 
     def test_its_config_table_builds_it_again(self) -> None:
