@@ -52,12 +52,13 @@ class FromZero(FedALA):
 
 def test_omega_of_zero_is_fedper():
     """The own output layer, whatever is received, over the received body. (A first round starts from the received one.)"""
-    fedper, _ = finish(Simulation(small("algorithm.name=fedper", "run.engine=loop")))
-    fedala, _ = finish(Simulation(small(f"algorithm.name={__name__}:FromZero", "run.engine=loop")))
+    fedper, plain = finish(Simulation(small("algorithm.name=fedper", "run.engine=loop")))
+    fedala, events = finish(Simulation(small(f"algorithm.name={__name__}:FromZero", "run.engine=loop")))
     body = fedper.server["model"]
     assert leaves({n: fedala.server["model"][n] for n in body}) == leaves(body)
     for client, head in fedper.kept.items():
         assert leaves({n: fedala.kept[client][n] for n in head}) == leaves(head)
+    assert [e.received for e in events] == [e.received for e in plain], "the same models are measured"
 
 
 def linear(params, inputs, statistics=""):

@@ -105,6 +105,16 @@ def test_settings_end_where_they_say(name, setting, allowed, refused):
         build({"name": name, setting: refused})
 
 
+@pytest.mark.parametrize("setting", [("lg-fedavg", "shared_layers"), ("fedrep", "head_epochs"), ("ditto", "lambda")])
+def test_true_is_no_number(setting):
+    name, key = setting
+    with pytest.raises(
+        ConfigError, match=f"algorithm.{key} = True is not possible: it is no setting to turn on or off"
+    ):
+        build({"name": name, key: True})
+    assert build({"name": "apfl", "adaptive": False}).adaptive is False
+
+
 def test_an_algorithm_is_a_name_or_a_table():
     with pytest.raises(ConfigError, match="a name or a table with a name, not 3"):
         build(3)
