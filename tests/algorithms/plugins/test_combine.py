@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from cwfed import load_model
 from cwfed.algorithms import ALGORITHMS, PLUGINS, FedAvg, build, canonical, describe, find, foreign, name_of, parts_of
+from cwfed.algorithms.fedprox import FedProx
 from cwfed.cli import app
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.federation import config as configs
@@ -41,6 +42,14 @@ class Quieter(FedAvg):
     """A method that is no plug-in."""
 
     loudness: float = 0.0
+
+
+@dataclass(frozen=True)
+class Own(FedProx):
+    """A method that derives from one that is a plug-in too, and replaces a hook."""
+
+    def loss(self, network, params, batch, start, stage):
+        return super().loss(network, params, batch, start, stage)
 
 
 LOUDER, QUIETER = f"{__name__}:Louder", f"{__name__}:Quieter"
@@ -109,6 +118,7 @@ def test_hooks_of_all_parts_act():
         ("fedcp+bn", "bn cannot stand over fedcp: .* has changed its network"),
         ("fedprox+programme", "programme stands over cwfedavg only"),
         ("cwfedavg+balanced", "the prior would count twice: set algorithm.wdr = 0"),
+        (f"{__name__}:Own+tune", "tune cannot stand over .*Own: .* has a loss of its own"),
         (f"fedavg+{QUIETER}", "Quieter is no plug-in: its class does not set `plugin`"),
         (f"{QUIETER}+{LOUDER}", "both have a setting 'loudness': it could not be told whose is meant"),
         (f"fedavg+{__name__}:pytest", "plug-in .* must be a dataclass that derives from cwfed's FedAvg"),
