@@ -93,6 +93,20 @@ def test_omega_stays_between_zero_and_one_and_moves_from_the_second_time_on(engi
     assert not torch.equal(omegas[1], omegas[0])
 
 
+def test_omega_is_learnt_on_from_where_it_was():
+    """With a rate of next to nothing, round 2 mixes with the omega that the client kept: here a quarter."""
+    simulation = Simulation(small("algorithm.name=fedala", "algorithm.rate=1e-30", "run.engine=loop"))
+    progress, _ = next(simulation.rounds(simulation.start()))
+    own = {n: torch.full_like(w, 0.25) if n.startswith(OMEGA) else w for n, w in progress.kept[1].items()}
+    (model,) = simulation.engine.personal(2, progress.server, [simulation.visit(1, own)])
+    simulation.close()
+    got = progress.server["model"]
+    for name in ("output.weight", "output.bias"):
+        assert torch.equal(model[name], torch.lerp(own[name], got[name], torch.full_like(got[name], 0.25)))
+        assert not torch.equal(own[name], got[name])
+    assert torch.equal(model["fc.weight"], got["fc.weight"])
+
+
 def test_the_first_time_it_learns_until_the_losses_stand_still():
     task = Simulation(small("algorithm.name=fedala"))
     task.close()
