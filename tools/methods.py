@@ -110,6 +110,13 @@ class Method:
         """The tensors of the network that stay with the client."""
         return self.algorithm.keeps(tuple(self.tensors), self.task)
 
+    @property
+    def stays(self) -> str:
+        """What stays with a client, in words."""
+        if getattr(self.algorithm, "norms", ()) and not self.kept:
+            return "norm layers (the reference CNN has none)"
+        return self.words(self.kept)
+
     def words(self, names: Iterable[str]) -> str:
         """Tensors in words."""
         chosen = set(names)
@@ -210,7 +217,7 @@ def overview(found: dict[str, Method]) -> list[str]:
         "engines",
     )
     rows = (
-        (f"[`{m.name}`](methods/{m.name}.md)", m.paper[1], _what(m.cls), m.cls.travels, m.words(m.kept), m.cls.work, m.cls.phase, m.engines)
+        (f"[`{m.name}`](methods/{m.name}.md)", m.paper[1], _what(m.cls), m.cls.travels, m.stays, m.cls.work, m.cls.phase, m.engines)
         for m in found.values()
         if not m.is_plugin
     )  # fmt: skip
@@ -313,7 +320,7 @@ def about(m: Method) -> list[str]:
     facts = [
         ("paper", f"{title}, {year}" if title else "none: a control" if not m.is_plugin else "none"),
         ("travels", m.cls.travels if not m.is_plugin or "travels" in vars(m.cls) else "what travels beneath it"),
-        ("stays with a client", m.words(m.kept)),
+        ("stays with a client", m.stays),
         ("cost", m.cls.work if not m.is_plugin or "work" in vars(m.cls) else "that of the method beneath it"),
         ("reported on", f"phase `{m.cls.phase}`" if not m.is_plugin else "the phase of the method beneath it"),
         ("engines", f"{m.engines}{' in `vmap`' if ';' in m.engines else ''}"),

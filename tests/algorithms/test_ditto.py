@@ -9,6 +9,7 @@ from cwfed.algorithms.ditto import Ditto
 from cwfed.algorithms.twin import OWN, of_twin
 from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Output, Start
+from cwfed.engine import Candidate, Visit
 from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small
 
@@ -70,6 +71,37 @@ def test_a_pull_of_one_over_the_rate_forgets_where_it_was():
     found = ditto.loss(linear, params, Batch(torch.ones(1, 1), torch.tensor([0])), Start({}, {"w": received}), "")
     (gradient,) = torch.autograd.grad(found.loss + found.penalty, v)
     torch.testing.assert_close(v - lr * gradient, received - lr * torch.tensor([[-0.5], [0.5]]))
+
+
+def test_without_a_gradient_the_personal_model_comes_nearer_by_the_same_factor_each_step():
+    """lr lambda = 1/2: v - w is halved, exactly, and w stays."""
+    ditto, lr = Ditto(lambda_=2.0), 0.25
+    received = torch.tensor([[1.0], [0.0]])
+    v, w = torch.tensor([[5.0], [-8.0]], requires_grad=True), received.clone().requires_grad_()
+
+    def constant(params, inputs, statistics=""):
+        return Output(0 * inputs @ params["w"].T, inputs, params["w"])
+
+    for factor in (0.5, 0.25, 0.125):
+        batch = Batch(torch.ones(1, 1), torch.tensor([0]))
+        found = ditto.loss(constant, {"w": w, OWN + "w": v}, batch, Start({}, {"w": received}), "")
+        for p, gradient in zip((w, v), torch.autograd.grad(found.loss + found.penalty, (w, v)), strict=True):
+            p.data -= lr * gradient
+        assert (v - received).flatten().tolist() == [factor * 4, factor * -8]
+    assert torch.equal(w, received)
+
+
+def test_reported_is_the_personal_model_also_where_the_global_one_is_better():
+    """A public version reports the better of both; among clients that are alike that is the global model."""
+    simulation = Simulation(small("algorithm.name=ditto", "run.engine=loop", "train.rounds=2", "data.partition=iid"))
+    *_, (progress, event) = simulation.rounds(simulation.start())
+    own = [Candidate(Visit(c), of_twin(kept) | kept) for c, kept in sorted(progress.kept.items())]
+    common = [Candidate(Visit(c), progress.server["model"] | kept) for c, kept in sorted(progress.kept.items())]
+    found = [[s.test_right for s in simulation.engine.measure(models)] for models in (own, common)]
+    simulation.close()
+    assert [event.trained.right, event.received.right] == found
+    assert sum(found[0]) < sum(found[1]), "a test that could see it"
+    assert simulation.algorithm.phase == "trained"
 
 
 def test_the_anchor_is_what_was_received_not_what_is_trained():

@@ -52,12 +52,13 @@ class FromZero(FedALA):
 
 def test_omega_of_zero_is_fedper():
     """The own output layer, whatever is received, over the received body. (A first round starts from the received one.)"""
-    fedper, _ = finish(Simulation(small("algorithm.name=fedper", "run.engine=loop")))
-    fedala, _ = finish(Simulation(small(f"algorithm.name={__name__}:FromZero", "run.engine=loop")))
+    fedper, plain = finish(Simulation(small("algorithm.name=fedper", "run.engine=loop")))
+    fedala, events = finish(Simulation(small(f"algorithm.name={__name__}:FromZero", "run.engine=loop")))
     body = fedper.server["model"]
     assert leaves({n: fedala.server["model"][n] for n in body}) == leaves(body)
     for client, head in fedper.kept.items():
         assert leaves({n: fedala.kept[client][n] for n in head}) == leaves(head)
+    assert [e.received for e in events] == [e.received for e in plain], "the same models are measured"
 
 
 def linear(params, inputs, statistics=""):
@@ -90,6 +91,20 @@ def test_omega_stays_between_zero_and_one_and_moves_from_the_second_time_on(engi
     simulation.close()
     assert torch.equal(omegas[0], torch.ones_like(omegas[0])), "not in the first round"
     assert not torch.equal(omegas[1], omegas[0])
+
+
+def test_omega_is_learnt_on_from_where_it_was():
+    """With a rate of next to nothing, round 2 mixes with the omega that the client kept: here a quarter."""
+    simulation = Simulation(small("algorithm.name=fedala", "algorithm.rate=1e-30", "run.engine=loop"))
+    progress, _ = next(simulation.rounds(simulation.start()))
+    own = {n: torch.full_like(w, 0.25) if n.startswith(OMEGA) else w for n, w in progress.kept[1].items()}
+    (model,) = simulation.engine.personal(2, progress.server, [simulation.visit(1, own)])
+    simulation.close()
+    got = progress.server["model"]
+    for name in ("output.weight", "output.bias"):
+        assert torch.equal(model[name], torch.lerp(own[name], got[name], torch.full_like(got[name], 0.25)))
+        assert not torch.equal(own[name], got[name])
+    assert torch.equal(model["fc.weight"], got["fc.weight"])
 
 
 def test_the_first_time_it_learns_until_the_losses_stand_still():

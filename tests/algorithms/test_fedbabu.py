@@ -142,10 +142,14 @@ def test_the_saved_model_is_the_tuned_one(tmp_path):
 def test_impossible_settings():
     with pytest.raises(ConfigError, match="tune_epochs must not be negative"):
         FedBABU(tune_epochs=-1)
-    with pytest.raises(ConfigError, match="trains nothing"):
+    with pytest.raises(ConfigError, match="fedbabu: personal_layers = 'all' leaves no body to train"):
         Simulation(small(BABU, "algorithm.personal_layers=all"))
-    with pytest.raises(ConfigError, match="trains nothing"):
+    with pytest.raises(
+        ConfigError, match="fedbabu: tuned = \"head\", but with personal_layers = 'none' there is no head"
+    ):
         Simulation(small(BABU, "algorithm.personal_layers=none", "algorithm.tuned=head"))
+    with pytest.raises(ConfigError, match="1,000,000,000 epochs or steps: at most 1,000,000"):
+        Simulation(small(BABU, "algorithm.tune_epochs=1000000000"))
     with pytest.raises(ConfigError, match=r"algorithm\.tuned"):
         small(BABU, "algorithm.tuned=tail")
     with pytest.raises(ConfigError, match="fedbabu has passes of its own"):

@@ -260,6 +260,27 @@ def test_over_other_methods(over):
         assert "output.weight" not in outcomes[0][0].server["model"]
 
 
+def test_over_cwfedavg_switched_off_it_is_cwfedavg():
+    few = ("data.samples=300", "data.clients=3", "train.rounds=3", "run.engine=loop")
+    plain, events = finish(Simulation(small("algorithm.name=cwfedavg", *few)))
+    off, same = finish(Simulation(small(f"algorithm.name=cwfedavg+{__name__}:Nothing", *few)))
+    assert leaves({n: off.server[n] for n in plain.server}) == leaves(plain.server)
+    assert [(e.received.right, e.trained.right, e.loss) for e in same] == [
+        (e.received.right, e.trained.right, e.loss) for e in events
+    ]
+
+
+def test_over_cwfedavg_without_class_wise_layers_and_wdr_it_is_feddbe():
+    few = ("data.samples=300", "data.clients=3", "train.rounds=3", "run.engine=loop")
+    plain, events = finish(Simulation(small(DBE, *few)))
+    flat = ("algorithm.name=cwfedavg+dbe", "algorithm.layers=none", "algorithm.wdr=0")
+    ours, same = finish(Simulation(small(*flat, *few)))
+    assert leaves(ours.server["shared"]) == leaves(plain.server["model"])
+    assert torch.equal(ours.server[MEAN], plain.server[MEAN])
+    assert leaves(ours.kept) == leaves(plain.kept)
+    assert [(e.received, e.trained) for e in same] == [(e.received, e.trained) for e in events]
+
+
 def test_the_penalties_of_both_are_added():
     """FedProx 0.5 / 2 * 2^2 = 1 and a pull of 7.5 (as above)."""
     notes = {MEAN: torch.tensor([1.0, 4.0]), KNOWN: torch.ones(())}

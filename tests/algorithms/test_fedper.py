@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from cwfed.algorithms.fedper import FedRep
 from cwfed.core.errors import ConfigError
+from cwfed.core.rng import stream
 from cwfed.core.types import Pass, Start
+from cwfed.data import Federation, Shard, load
+from cwfed.data.sources import SourceSpec
 from cwfed.federation.simulation import Simulation
 from tests.conftest import finish, leaves, small, use_algorithm, worker_of
 
@@ -48,6 +52,29 @@ def test_the_server_never_has_the_head_and_a_client_that_never_trains_keeps_the_
     assert all(torch.equal(model[name], simulation.initial[name]) for name in head)
 
 
+@pytest.fixture
+def two_alike(monkeypatch):
+    """Two clients with the same samples, who draw the same batches: means of two equal numbers have no rounding."""
+    data = load(SourceSpec("digits"))
+    everyone = Shard(np.arange(60), np.arange(60, 70), np.arange(70, 90))
+    monkeypatch.setattr("cwfed.data.share_out", lambda *_: Federation(data, [everyone, everyone]))
+    monkeypatch.setattr(
+        "cwfed.engine.worker.stream", lambda seed, purpose, round_, client: stream(seed, purpose, round_, 0)
+    )
+
+
+def test_clients_that_are_alike_in_everything_are_fedavg(two_alike):
+    """With the same head everywhere it does not matter whether it travels."""
+    few = ("data.clients=2", "run.engine=loop", "train.rounds=3")
+    fedavg, plain = finish(Simulation(small("algorithm.name=fedavg", *few)))
+    fedper, events = finish(Simulation(small("algorithm.name=fedper", *few)))
+    for head in fedper.kept.values():
+        assert leaves(dict(sorted((fedper.server["model"] | head).items()))) == leaves(
+            dict(sorted(fedavg.server["model"].items()))
+        )
+    assert [(e.received, e.trained) for e in events] == [(e.received, e.trained) for e in plain]
+
+
 def test_a_head_that_sat_out_meets_the_newer_body():
     simulation = Simulation(small("algorithm.name=fedper", "train.rounds=2"))
     *_, (after, _) = simulation.rounds(simulation.start())
@@ -78,8 +105,12 @@ class Watched(FedRep):
         return super().loss(network, params, batch, start, stage)
 
 
-def test_first_the_head_then_the_body_and_each_is_frozen_in_the_other_pass():
-    simulation = Simulation(small("algorithm.name=fedrep", "run.engine=loop", "data.clients=1", "train.rounds=1"))
+@pytest.mark.parametrize("step", [[], ["train.momentum=0.5", "train.weight_decay=0.1"], ["train.optimizer=adamw"]])
+def test_first_the_head_then_the_body_and_each_is_frozen_in_the_other_pass(step):
+    """Also where steps remember or decay: in the authors' code momentum and decay move the frozen head on."""
+    simulation = Simulation(
+        small("algorithm.name=fedrep", "run.engine=loop", "data.clients=1", "train.rounds=1", *step)
+    )
     watched = Watched()
     watched.seen.clear()
     use_algorithm(simulation, watched)
@@ -108,6 +139,48 @@ def test_each_pass_has_batches_of_its_own():
     simulation.close()
     assert orders[0] != orders[1]
     assert len(orders[0]) == len(orders[1])
+
+
+def test_epochs_of_the_head_and_of_the_body_are_their_own():
+    """Public versions ignore one of the numbers, swap them, or take the head's out of the body's."""
+    simulation = Simulation(
+        small("algorithm.name=fedrep", "run.engine=loop", "data.clients=1", "train.rounds=1", "train.epochs=3")
+    )
+    watched = Watched(head_epochs=2)
+    watched.seen.clear()
+    use_algorithm(simulation, watched)
+    batches = len(simulation.federation.shards[0].train) // 10
+    finish(simulation)
+    assert [stage for stage, _ in watched.seen] == ["0"] * 2 * batches + ["1"] * 3 * batches
+
+
+class HeadOnly(FedRep):
+    """FedRep without its epochs on the body."""
+
+    def passes(self, when, task, start):
+        return super().passes(when, task, start)[:1]
+
+
+def test_without_epochs_on_the_body_everybody_has_a_linear_classifier_on_random_features(two_alike):
+    simulation = Simulation(small("algorithm.name=fedrep", "run.engine=loop", "data.clients=2", "train.rounds=2"))
+    use_algorithm(simulation, HeadOnly())
+    worker, own, how = worker_of(simulation), simulation.federation.shards[0].train, simulation.engine.job.how
+    params = {n: w.clone() for n, w in simulation.initial.items()}
+    weight, bias = (params[n].requires_grad_() for n in ("output.weight", "output.bias"))
+    for number in (1, 2):
+        (epoch,) = worker.epochs(own, "training", 0, Pass(), 0, number, how)
+        for inputs, labels in epoch:
+            random = torch.relu(inputs.flatten(1) @ params["fc.weight"].T + params["fc.bias"])
+            loss = torch.nn.functional.cross_entropy(random @ weight.T + bias, labels)
+            gradients = torch.autograd.grad(loss, (weight, bias))
+            with torch.no_grad():
+                for w, gradient in zip((weight, bias), gradients, strict=True):
+                    w -= how.lr * gradient
+    progress, _ = finish(simulation)
+    assert leaves(progress.server["model"]) == leaves({n: simulation.initial[n] for n in ("fc.weight", "fc.bias")})
+    for head in progress.kept.values():
+        torch.testing.assert_close(head["output.weight"], weight.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(head["output.bias"], bias.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_without_head_epochs_the_head_is_never_trained():

@@ -98,6 +98,26 @@ def test_the_guidance_by_hand():
     assert guided(*given, lambda_=0.0, mu=0.4) == pytest.approx(cosine + 0.4 / 2 * 5, rel=1e-5)
 
 
+def test_the_guidance_asks_the_valve_with_the_common_context_and_the_head_with_the_clients_own():
+    """T(f; g) in the second and third loss, T(f; t_i) in the first: where g and t_i differ, so do they."""
+    torch.manual_seed(0)
+    head = ValveHead(nn.Linear(3, 2))
+    tensors, g = tensors_of(head), torch.randn(3)
+    f, labels, received = torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), torch.randn(2, 3)
+    params = {f"layer.{n}": w for n, w in tensors.items()}
+    start = Start({}, notes={"g": g, "received": received})
+    found = GPFL(lambda_=0.5, mu=0.0).guidance(params, f, Batch(f, labels), start)
+
+    def expected(context):
+        common = valve(f, context, tensors)
+        cosines = F.cosine_similarity(common[:, None], tensors["class_embeddings"][None], dim=2)
+        return F.cross_entropy(cosines, labels) + 0.5 * (common - received[labels]).norm()
+
+    torch.testing.assert_close(found, expected(g))
+    assert not torch.allclose(found, expected(tensors["context"]))
+    torch.testing.assert_close(head(f), F.linear(valve(f, tensors["context"], tensors), head.weight, head.bias))
+
+
 @pytest.mark.parametrize(("classes", "least"), [(10, 0.80), (100, 2.67), (200, 3.33)])
 def test_the_cosine_loss_has_a_floor(classes, least):
     """log(1 + (K - 1) e^-2): all other embeddings opposite, which a feature can have; nothing is below."""

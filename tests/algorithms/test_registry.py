@@ -30,7 +30,12 @@ def test_every_file_is_registered():
     assert ALGORITHMS["fedavg"] is FedAvg
     assert all(cls.name == name for name, cls in ALGORITHMS.items())
     plugins = {info.name for info in pkgutil.iter_modules(cwfed.algorithms.plugins.__path__)}
-    assert {cls.__module__.rpartition(".")[2] for cls in PLUGINS.values()} == plugins | {"fedala", "feddbe"}
+    assert {cls.__module__.rpartition(".")[2] for cls in PLUGINS.values()} == plugins | {
+        "fedala",
+        "fedbn",
+        "feddbe",
+        "fedprox",
+    }
     assert all(cls.plugin == name for name, cls in PLUGINS.items())
 
 

@@ -22,6 +22,9 @@ from cwfed.core.errors import ConfigError
         ("ifca", {"k": 2}),
         ("fednh", {"rho": 0.9, "scale": 1.0, "learn_scale": True}),
         ("feduv", {"mu": 2.5, "lambda": 0.5}),
+        ("fedper", {"personal_layers": "output"}),
+        ("fedrep", {"personal_layers": "output", "head_epochs": 1}),
+        ("fedala", {"top_layers": 1, "rows": False, "rate": 1.0, "share": 0.8, "still": 0.1}),
         ("lg-fedavg", {"shared_layers": "output"}),
         ("fedbabu", {"personal_layers": "output", "tune_epochs": 5, "tuned": "all"}),
         ("fedbn", {"norms": ["batch"]}),
@@ -70,6 +73,14 @@ def test_defaults_are_the_paper_s_or_the_authors(name, defaults):
         ("feduv", "mu", 0.0, -1e-9),
         ("feduv", "lambda", 0.0, -1e-9),
         ("fedbabu", "tune_epochs", 0, -1),
+        ("fedrep", "head_epochs", 0, -1),
+        ("ditto", "lambda", 0.0, -1e-9),
+        ("fedala", "top_layers", 0, -1),
+        ("fedala", "rate", 0.0, -1e-9),
+        ("fedala", "share", 1e-9, 0.0),
+        ("fedala", "share", 1.0, 1.001),
+        ("fedala", "still", 0.0, -1e-9),
+        ("fedala", "most_epochs", 1, 0),
         ("fedrod", "gamma", 0.0, -1e-9),
         ("feddbe", "kappa", 0.0, -1e-9),
         ("feddbe", "mean_momentum", 1e-9, 0.0),
@@ -103,6 +114,16 @@ def test_settings_end_where_they_say(name, setting, allowed, refused):
     assert describe(build({"name": name, setting: allowed}), name)[setting] == allowed
     with pytest.raises(ConfigError, match=name):
         build({"name": name, setting: refused})
+
+
+@pytest.mark.parametrize("setting", [("lg-fedavg", "shared_layers"), ("fedrep", "head_epochs"), ("ditto", "lambda")])
+def test_true_is_no_number(setting):
+    name, key = setting
+    with pytest.raises(
+        ConfigError, match=f"algorithm.{key} = True is not possible: it is no setting to turn on or off"
+    ):
+        build({"name": name, key: True})
+    assert build({"name": "apfl", "adaptive": False}).adaptive is False
 
 
 def test_an_algorithm_is_a_name_or_a_table():

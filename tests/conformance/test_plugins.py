@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from torch import nn
 
 from cwfed.algorithms import build, describe, name_of
 from cwfed.federation.rounds import from_tree, to_tree
@@ -40,10 +41,23 @@ COMBINATIONS = {
     "ifca+prior": [],
     "cwfedavg+ala+head_first+offset+prior": ["algorithm.most_epochs=3"],
     "fedbn+ala": ["algorithm.most_epochs=3"],
+    "cwfedavg+bn": [f"model.name={__name__}:normed"],
+    "fedrep+prox": [],
     "fedavg+dbe+head_first+owners+prior": [],
     "fedprox+balanced+head_first+owners": ["algorithm.owners=updates", "algorithm.class_cap=0.5"],
     "fedala+offset+owners+prior": ["algorithm.most_epochs=3"],
 }
+
+
+def normed(shape, classes, hidden=4):
+    """A network with a norm layer."""
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
+    model.output_layer = "4"
+    return model
+
+
 pytestmark = pytest.mark.parametrize("name", list(COMBINATIONS))
 
 

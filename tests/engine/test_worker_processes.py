@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from cwfed.algorithms import CwFedAvg, FedAvg
+from cwfed.algorithms import ALGORITHMS, CwFedAvg, FedAvg
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.engine import find_devices
 from cwfed.federation.rounds import to_tree
@@ -57,6 +57,14 @@ SLOW = ("passes on receipt, dropout", "private")
 def test_worker_processes_give_the_loops_bits(case):
     found = outcome(*CASES[case], "run.engine=processes", "run.workers=1")
     assert found == outcome(*CASES[case], "run.engine=loop")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_in_worker_processes(name):
+    """What it sends, keeps and remembers goes through the shared memory, of whatever kind and shape it is."""
+    settings = (f"algorithm.name={name}", "train.rounds=2")
+    assert outcome(*settings, "run.engine=processes", "run.workers=1") == outcome(*settings, "run.engine=loop")
 
 
 # --- devices

@@ -183,9 +183,16 @@ def name_of(algorithm: FedAvg) -> str:
     return f"{type(algorithm).__module__}:{type(algorithm).__qualname__}"
 
 
+def _takes_bool(hint: Any) -> bool:
+    """Whether a setting can be true or false, which pydantic would else take for 1 or 0."""
+    return hint in (bool, Any) or any(map(_takes_bool, typing.get_args(hint)))
+
+
 def _value(key: str, hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, FedAvg):
         return value if isinstance(value, FedAvg) else build(value)
+    if isinstance(value, bool) and not _takes_bool(hint):
+        raise ConfigError(f"{key} = {value!r} is not possible: it is no setting to turn on or off")
     try:
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:

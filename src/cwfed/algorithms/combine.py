@@ -88,7 +88,7 @@ def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_method: bool) -> str:
     Other plug-ins add to hooks and replace none, so only of a method it matters which of them it has of its own.
     """
     not_over: Mapping[str, str] = getattr(plugin, "not_over", {})
-    adds = not is_method or hasattr(under, "plugin")
+    adds = not is_method or "plugin" in vars(under)  # one that derives from a plug-in may replace hooks
     for what, why in not_over.items():
         replaced = not adds and getattr(under, what, None) is not getattr(FedAvg, what, None)
         if what in (vars(under).get("name"), getattr(under, "plugin", None)) or replaced:

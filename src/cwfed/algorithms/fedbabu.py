@@ -43,6 +43,17 @@ class FedBABU(FedPer):
         if self.tune_epochs < 0:
             raise ConfigError(f"fedbabu: tune_epochs must not be negative, it is {self.tune_epochs}")
 
+    def check(self, task: Task) -> None:
+        head = task.select(self.personal_layers)
+        if set(head) >= set(task.parameters):
+            raise ConfigError(
+                f"fedbabu: personal_layers = {self.personal_layers!r} leaves no body to train: the head is fixed in the rounds"
+            )
+        if self.tuned == "head" and self.tune_epochs and not head:
+            raise ConfigError(
+                f'fedbabu: tuned = "head", but with personal_layers = {self.personal_layers!r} there is no head'
+            )
+
     def passes(self, when: When, task: Task, start: Start) -> tuple[Pass, ...]:
         head = task.select(self.personal_layers)
         if when == "training":

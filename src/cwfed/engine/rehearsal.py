@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from cwfed.engine.base import Visit
     from cwfed.engine.worker import ClientWorker, LocalTraining
 
+MOST_EPOCHS = 10**6
+"""Of a pass, as of `train.epochs`: more is a slip of the pen, whose batches would fill the memory before the first step."""
+
 
 def rehearse(
     worker: ClientWorker, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining
@@ -46,6 +49,10 @@ def check_pass(one: Pass, what: str, worker: ClientWorker) -> None:
         raise ConfigError(f"{what} moves {left[0]} in its first step, and does not train it")
     if one.batch_size is not None and one.batch_size < 1:
         raise ConfigError(f"{what} has batches of {one.batch_size} samples: there must be one at least")
+    if (one.epochs or 0) > MOST_EPOCHS or (one.steps or 0) > MOST_EPOCHS:
+        raise ConfigError(
+            f"{what} has {max(one.epochs or 0, one.steps or 0):,} epochs or steps: at most {MOST_EPOCHS:,}"
+        )
     if (one.epochs is not None and one.epochs < 0) or (one.steps is not None and one.steps < 0):
         raise ConfigError(f"{what} must not have a negative number of epochs or steps")
     if not 0 < one.share <= 1:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from cwfed import load_model
 from cwfed.algorithms import ALGORITHMS, PLUGINS, FedAvg, build, canonical, describe, find, foreign, name_of, parts_of
+from cwfed.algorithms.fedprox import FedProx
 from cwfed.cli import app
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.federation import config as configs
@@ -41,6 +42,14 @@ class Quieter(FedAvg):
     """A method that is no plug-in."""
 
     loudness: float = 0.0
+
+
+@dataclass(frozen=True)
+class Own(FedProx):
+    """A method that derives from one that is a plug-in too, and replaces a hook."""
+
+    def loss(self, network, params, batch, start, stage):
+        return super().loss(network, params, batch, start, stage)
 
 
 LOUDER, QUIETER = f"{__name__}:Louder", f"{__name__}:Quieter"
@@ -98,8 +107,18 @@ def test_hooks_of_all_parts_act():
         ("fedamp+ala", "ala cannot stand over fedamp: its clients start from their own model"),
         ("fedavg+ala+tune", "tune cannot stand over ala: both change the received output layer"),
         ("fedala+tune", "tune cannot stand over fedala: both change the received output layer"),
+        ("ditto+prox", "prox cannot stand over ditto: its term is added to FedAvg's loss"),
+        ("fedamp+prox", "prox cannot stand over fedamp: its clients have a pull of their own"),
+        ("fedproto+prox", "prox cannot stand over fedproto: its clients receive no model"),
+        ("feduv+prox", "both have a setting 'mu'"),
+        ("fedprox+prox", "fedprox has prox in it already"),
+        ("fedcac+bn", "bn cannot stand over fedcac: its masks are of every parameter"),
+        ("fedpac+bn", "bn cannot stand over fedpac: its statistics are those of the received model"),
+        ("local+bn", "bn cannot stand over local: .* of whole models"),
+        ("fedcp+bn", "bn cannot stand over fedcp: .* has changed its network"),
         ("fedprox+programme", "programme stands over cwfedavg only"),
         ("cwfedavg+balanced", "the prior would count twice: set algorithm.wdr = 0"),
+        (f"{__name__}:Own+tune", "tune cannot stand over .*Own: .* has a loss of its own"),
         (f"fedavg+{QUIETER}", "Quieter is no plug-in: its class does not set `plugin`"),
         (f"{QUIETER}+{LOUDER}", "both have a setting 'loudness': it could not be told whose is meant"),
         (f"fedavg+{__name__}:pytest", "plug-in .* must be a dataclass that derives from cwfed's FedAvg"),

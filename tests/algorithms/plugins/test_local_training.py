@@ -54,6 +54,14 @@ def test_without_head_epochs_the_body_is_that_of_fedrep_without_them(a_class_eac
         torch.testing.assert_close(progress.server["model"][name], w)
 
 
+def test_a_mix_of_heads_that_are_never_trained_is_fedbabu_without_tuning(a_class_each):
+    """Whatever p~ is, a mix of equal heads is that head (but for rounding), and WDR has nothing to pull at."""
+    ours, _ = run("cwfedavg+head_first", "algorithm.head_epochs=0")
+    babu, _ = run("fedbabu", "algorithm.tune_epochs=0")
+    for name, w in babu.server["model"].items():
+        torch.testing.assert_close(ours.server["shared"][name], w)
+
+
 def test_cwfedavg_with_a_class_per_client_is_fedrep_bit_for_bit(a_class_each):
     """a_i is a unit vector: everybody gets its own head back, over FedAvg's body."""
     ours, _ = run("cwfedavg+head_first", "algorithm.distribution=empirical", "algorithm.wdr=0")
@@ -189,6 +197,65 @@ def test_the_gradient_of_an_offset_by_hand():
         network.out.bias.zero_()
     loss = torch.nn.functional.cross_entropy(network(torch.ones(2, 2)), torch.tensor([0, 0]))
     torch.testing.assert_close(torch.autograd.grad(loss, network.out.offset)[0], torch.tensor([-2 / 3, 1 / 3, 1 / 3]))
+
+
+# --- a local objective, and norm layers of one's own
+
+
+@pytest.mark.parametrize("base", ["fedper", "fedrep", "fedbabu", "lg-fedavg"])
+def test_a_proximal_term_over_a_body_and_a_head(base):
+    more = ["algorithm.tune_epochs=1"] if base == "fedbabu" else []
+    assert server(f"{base}+prox", "algorithm.mu=0", *more) == server(base, *more)
+    free, held = (run(f"{base}+prox", f"algorithm.mu={mu}", "train.rounds=1", *more)[0] for mu in (0, 15))
+    simulation = Simulation(small(f"algorithm.name={base}", *TINY))
+    simulation.close()
+
+    def moved(progress):
+        return sum(float((w - simulation.initial[n]).norm()) for n, w in progress.server["model"].items())
+
+    assert moved(held) < 0.9 * moved(free)
+
+
+def test_a_proximal_term_over_fedavg_is_fedprox_and_over_cwfedavg_its_objective():
+    assert server("fedavg+prox", "algorithm.mu=0.5") == server("fedprox", "algorithm.mu=0.5")
+    inside = 'algorithm.objective={name = "fedprox", mu = 0.5}'
+    assert server("cwfedavg+prox", "algorithm.mu=0.5") == server("cwfedavg", inside)
+
+
+BATCH_NORM = ("model.name=cwfed.testing.problems:with_batch_norm", "model.options={}")
+
+
+def normed(name, *settings):
+    few = [setting for setting in TINY if "model." not in setting]
+    return finish(Simulation(small(f"algorithm.name={name}", *few, *BATCH_NORM, *settings)))
+
+
+def test_norm_layers_that_stay_over_fedavg_are_fedbn():
+    ours, events = normed("fedavg+bn")
+    fedbn, same = normed("fedbn")
+    assert leaves(ours.server) == leaves(fedbn.server)
+    assert leaves(ours.kept) == leaves(fedbn.kept)
+    assert [(e.received, e.trained) for e in events] == [(e.received, e.trained) for e in same]
+    flat, others = normed("cwfedavg+bn", "algorithm.layers=none", "algorithm.wdr=0")
+    assert leaves(flat.server["shared"]) == leaves(fedbn.server["model"])
+    assert leaves(flat.kept) == leaves(fedbn.kept)
+    assert [(e.received, e.trained) for e in others] == [(e.received, e.trained) for e in same]
+
+
+@pytest.mark.parametrize("base", ["cwfedavg", "fedper", "fedrep", "fedala", "fedas", "per-fedavg"])
+def test_norm_layers_that_stay_never_reach_the_server(base):
+    """And in a network that has none nothing changes, bit for bit."""
+    assert server(f"{base}+bn") == server(base)
+    progress, events = normed(
+        f"{base}+bn", "algorithm.layers=all" if base == "cwfedavg" else "train.participation=0.7"
+    )
+    state = progress.server
+    names = {*state["shared"], *state["basis"]} if base == "cwfedavg" else set(state["model"])
+    norms = {f"2.{n}" for n in ("weight", "bias", "running_mean", "running_var")}
+    assert "1.weight" in names
+    assert not norms & names
+    assert all(norms <= set(kept) for kept in progress.kept.values())
+    assert np.isfinite(events[-1].received.loss)
 
 
 # --- FedALA over others
