@@ -6,9 +6,11 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from cwfed import algorithms
@@ -45,8 +47,13 @@ class Given:
             return Dataset.from_arrays(*self.data)
         if isinstance(self.data, TorchDataset):
             return Dataset.from_torch(self.data)
+        hint = ""
+        if isinstance(self.data, str | Path):
+            hint = ": files and data sets by name are settings, data.path and data.name"
+        elif isinstance(self.data, DataLoader):
+            hint = ": give the loader's data set, data=loader.dataset"
         raise DataError(
-            f"data = {type(self.data).__name__} is neither a cwfed.Dataset, nor (inputs, labels), nor a data set of torch"
+            f"data = {type(self.data).__name__} is neither a cwfed.Dataset, nor (inputs, labels), nor a data set of torch{hint}"
         )
 
     def named_in(self, config: Config) -> Config:
