@@ -47,13 +47,9 @@ class Given:
             return Dataset.from_arrays(*self.data)
         if isinstance(self.data, TorchDataset):
             return Dataset.from_torch(self.data)
-        hint = ""
-        if isinstance(self.data, str | Path):
-            hint = ": files and data sets by name are settings, data.path and data.name"
-        elif isinstance(self.data, DataLoader):
-            hint = ": give the loader's data set, data=loader.dataset"
         raise DataError(
-            f"data = {type(self.data).__name__} is neither a cwfed.Dataset, nor (inputs, labels), nor a data set of torch{hint}"
+            f"data = {type(self.data).__name__} is neither a cwfed.Dataset, nor (inputs, labels), nor a data set of torch"
+            + _hint(self.data)
         )
 
     def named_in(self, config: Config) -> Config:
@@ -74,6 +70,13 @@ class Given:
 
 
 NOTHING = Given()
+
+
+def _hint(data: object) -> str:
+    """What somebody who gave this may have meant."""
+    if isinstance(data, str | Path):
+        return ": files and data sets by name are settings, data.path and data.name"
+    return ": give the loader's data set, data=loader.dataset" if isinstance(data, DataLoader) else ""
 
 
 def _table(algorithm: AlgorithmLike) -> dict[str, Any]:
