@@ -193,6 +193,7 @@ def test_cost_is_the_paper_s_table(tmp_path):
     ("arguments", "says"),
     [
         (["run", "--set", "train.lrr=1"], "unknown setting train.lrr: did you mean lr?"),
+        (["run", "preset:digits/fedvag"], "unknown preset 'digits/fedvag': did you mean digits/fedavg"),
         (["run", "nothing.toml"], "the config file nothing.toml does not exist"),
         (["run", "--set", "data.name=mnist", "--data-dir", "."], "--data-dir or CWFED_DATA"),
         (["run", "--set", "data.clients=2000"], "there are only 1797 samples to share"),

@@ -208,7 +208,9 @@ def rounds(
 
 def _together(*listeners: Listener | Sequence[Listener]) -> Listener:
     """Several listeners as one; what one is told, the next one is too."""
-    every = [one for given in listeners for one in ([given] if callable(given) else given)]
+    every = [one for given in listeners for one in (given if isinstance(given, Sequence) else [given])]
+    if wrong := [one for one in every if not callable(one)]:
+        raise ConfigError(f"on_event takes a function of one event, or several of them, not {wrong[0]!r}")
 
     def tell(event: Event) -> None:
         for listener in every:

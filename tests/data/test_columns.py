@@ -156,6 +156,7 @@ def test_arrays_in_any_sensible_form():
         (np.zeros((4, 3, 8, 8)), [0, 1, 0, 1], {}, r"look like N x C x H x W: give N x H x W x C, as inputs.transpose\(0, 2, 3, 1\)"),
         (np.zeros((4, 2)), np.eye(2)[[0, 1, 0, 1]], {}, r"they are one-hot, give labels.argmax\(1\)"),
         (np.zeros((4, 2)), np.zeros((4, 2)), {}, "give one column of them"),
+        (np.zeros((4, 2)), [0.0, 1.0, 0.5, 1.0], {}, "labels are classes, and these are fractions such as 0.5"),
         (np.zeros((4, 2)), [0, 1, 0], {}, "4 samples but 3 labels"),
         (np.zeros((4, 2), np.int64), [0, 1, 0, 1], {}, r"pixels are bytes \(uint8\), other numbers floats"),
         (np.zeros((4, 2)), [0, 1, 0, 1], {"clients": ["a", "b"]}, "whose they are is not said for each"),

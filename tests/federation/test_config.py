@@ -55,6 +55,8 @@ def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_
     ("setting", "says"),
     [
         ("data.nme=digits", "unknown setting data.nme: did you mean name"),
+        ("lr=1", "unknown setting lr: did you mean train.lr"),
+        ("train.seed=1", "unknown setting train.seed: did you mean run.seed"),
         ("trian.lr=1", "unknown setting trian: did you mean train"),
         ("algorithm.wrd=1", "unknown setting algorithm.wrd for cwfedavg: did you mean wdr"),
         ("algorithm.name=fedavgg", "unknown algorithm 'fedavgg': did you mean fedavg"),

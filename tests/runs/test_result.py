@@ -174,8 +174,13 @@ def test_data_of_torch_and_data_that_come_split():
         ("ann", 20),
         ("ben", 20),
     ]
-    with pytest.raises(DataError, match=r"data = str is neither a cwfed.Dataset"):
+    with pytest.raises(
+        DataError, match=r"data = str is neither a cwfed.Dataset.*are settings, data.path and data.name"
+    ):
         cwfed.run(SMALL, data="digits")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2, 3), torch.arange(2)))
+    with pytest.raises(DataError, match=r"data = DataLoader is neither .* data=loader.dataset"):
+        cwfed.run(SMALL, data=loader)
 
 
 def test_who_holds_what_of_data_in_memory():
@@ -240,6 +245,11 @@ def test_a_module_begins_with_the_weights_that_it_has():
         ({"algorithm": "fedvag"}, "did you mean fedavg"),
         ({"model": 3}, r"a function of \(shape, classes\), not 3"),
         ({"model": nn.Linear(2, 2)}, "does not name its output layer"),
+        (
+            {"model": nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3))},
+            'for example model.output_layer = "2"',
+        ),
+        ({"on_event": 3}, "on_event takes a function of one event, or several of them, not 3"),
     ],
 )
 def test_objects_that_are_something_else_get_one_sentence(given, says):

@@ -1,4 +1,4 @@
-"""cwfed algorithms, cwfed cost: what there is and what it costs."""
+"""cwfed algorithms, cwfed presets, cwfed cost: what there is and what it costs."""
 
 from __future__ import annotations
 
@@ -69,6 +69,35 @@ def algorithms(
                 meanings.get(f.name, ""),
             )
         print_table(table)
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="One preset, such as digits/fedavg: as a config file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tuned settings that ship with cwfed, with how they were found; each is a config: cwfed run preset:NAME."""
+    import dataclasses
+
+    from cwfed.federation import preset
+
+    chosen = [preset.find(name)] if name else list(preset.shipped().values())
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in chosen]))
+        return
+    if name:
+        print(chosen[0].to_toml(), end="")
+        return
+    header = ("preset", "settings", "validation", "test", "tried", "seeds")
+    caption = (
+        "validation: accuracy on held-out training data, which alone decided; test: accuracy in that round. "
+        "cwfed presets NAME says how one was found, cwfed run preset:NAME runs it."
+    )
+    table = FittedTable(header, words=("settings",), caption=caption)
+    for one in chosen:
+        best, count = one.best, len(one.tried) + len(one.failed)
+        table.add_row(one.name, best.label, best.held_out, f"{best.test:.2f} %", str(count), str(len(one.seeds)))
+    print_table(table)
 
 
 @app.command()

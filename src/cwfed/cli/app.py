@@ -18,7 +18,7 @@ PANELS = {
     "Run": ("demo", "run", "compare", "sweep", "reproduce"),
     "Look at runs": ("report", "figures", "runs", "privacy"),
     "Share runs": ("export", "leaderboard", "hub"),
-    "What there is": ("algorithms", "data", "cost", "bench"),
+    "What there is": ("algorithms", "presets", "data", "cost", "bench"),
     "Real federations": ("flower",),
 }
 """The commands in the order in which a newcomer meets them."""
@@ -38,6 +38,12 @@ class Commands(TyperGroup):
                 command.rich_help_panel = heading  # type: ignore[union-attr]
         return command
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """click's own: it suggests names for a misspelt one, and typer would say them a second time."""
+        return click.Group.resolve_command(self, context, args)
+
 
 app = typer.Typer(
     cls=Commands,
@@ -45,7 +51,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigArgument = Annotated[Path | None, typer.Argument(help="A config file (TOML); default: the digits experiment.")]
+ConfigArgument = Annotated[
+    Path | None, typer.Argument(help="A config file (TOML), or preset:NAME; default: the digits experiment.")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Change a setting: section.key=value. May be repeated.")
 ]

@@ -275,6 +275,11 @@ def _classes(name: str, given: Any, names: Sequence[str] | None) -> tuple[NDArra
             f"data set {name!r}: labels must be one number or text for each sample, and these have the shape {array.shape}: "
             + ("they are one-hot, give labels.argmax(1)" if hot else "give one column of them")
         )
+    if np.issubdtype(array.dtype, np.floating) and (array != np.floor(array)).any():
+        raise DataError(
+            f"data set {name!r}: labels are classes, and these are fractions such as {array[array != np.floor(array)][0]:g}: cwfed "
+            "classifies; classes that are called so are given as texts, labels.astype(str)"
+        )
     if names is None:
         return number_labels(array.reshape(-1).tolist())
     if not np.issubdtype(array.dtype, np.integer):

@@ -20,6 +20,7 @@ from cwfed.data.partition import NAMES as PARTITIONS
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.shift import Shift
 from cwfed.data.sources import NAMES, SPLIT, SourceSpec
+from cwfed.federation import preset
 from cwfed.federation.adversary import Attack
 from cwfed.federation.guard import MOST_SAMPLES
 from cwfed.federation.settings import Section, describe, former_names, free_to_change, hashed, renamed, setting, tell
@@ -502,7 +503,9 @@ def _sentence(error: Any) -> str:
         *sections, key = (str(part) for part in error["loc"])
         cls = Config.model_fields[sections[0]].annotation if sections else Config
         known = list(cls.model_fields) if isinstance(cls, type) and issubclass(cls, BaseModel) else []
-        return f"unknown setting {where}: {did_you_mean(key, known)}"
+        elsewhere = [name for name in SETTINGS if name.rpartition(".")[2] == key]  # such as lr for train.lr
+        hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
+        return f"unknown setting {where}: {hint}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return str(message)
@@ -510,10 +513,17 @@ def _sentence(error: Any) -> str:
 
 
 def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
-    """A config file, with `key=value` settings on top (one, or a list of them); no file is the digits experiment."""
+    """A config file, with `key=value` settings on top (one, or a list of them); no file is the digits experiment.
+
+    `preset:SETTING/METHOD` in place of a file is a tuned preset (`cwfed presets`).
+    """
     if isinstance(settings, str):
         settings = [settings]
-    return loads("" if path is None else read(path), path, settings)
+    if str(path).startswith(preset.PREFIX):
+        text = preset.find(str(path)).to_toml()
+    else:
+        text = "" if path is None else read(path)
+    return loads(text, path, settings)
 
 
 def read(path: str | Path) -> str:

@@ -6,9 +6,11 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from cwfed import algorithms
@@ -47,6 +49,7 @@ class Given:
             return Dataset.from_torch(self.data)
         raise DataError(
             f"data = {type(self.data).__name__} is neither a cwfed.Dataset, nor (inputs, labels), nor a data set of torch"
+            + _hint(self.data)
         )
 
     def named_in(self, config: Config) -> Config:
@@ -67,6 +70,13 @@ class Given:
 
 
 NOTHING = Given()
+
+
+def _hint(data: object) -> str:
+    """What somebody who gave this may have meant."""
+    if isinstance(data, str | Path):
+        return ": files and data sets by name are settings, data.path and data.name"
+    return ": give the loader's data set, data=loader.dataset" if isinstance(data, DataLoader) else ""
 
 
 def _table(algorithm: AlgorithmLike) -> dict[str, Any]:

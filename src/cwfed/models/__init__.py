@@ -95,9 +95,10 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
         raise ConfigError(f"model {name!r} did not give a torch.nn.Module but a {type(model).__name__}")
     layer = getattr(model, "output_layer", None)
     if not isinstance(layer, str):
+        linear = [n for n, m in model.named_modules() if n and isinstance(m, nn.Linear)]
         raise ConfigError(
             f"model {name!r} does not name its output layer: set its attribute output_layer, "
-            'for example output_layer = "fc"'
+            f'for example model.output_layer = "{linear[-1] if linear else "fc"}"'
         )
     modules = dict(model.named_modules())
     if layer not in modules:

@@ -134,10 +134,12 @@
     const more = { diverging: true, top: Math.max(1, largest(rows)), xgap: 1, ygap: 1, text: texts, texttemplate: few ? "%{text}" : undefined };
     const traces = heat(rows, "points", labels, ids, "%{customdata[0]}, client %{customdata[1]}: %{z:+.1f} points", more);
     const height = 130 + 26 * others.length;
-    if (!narrow()) return [traces, { xaxis: named(ids, fits(div, 30)), yaxis: down(labels, 36), height }];
-    // The names take half of a phone: the colour bar goes below, and the names of clients have what is left.
+    if (!narrow() && others.length > 3) return [traces, { xaxis: named(ids, fits(div, 30)), yaxis: down(labels, 36), height }];
+    // Beside few rows a colour bar has no room for its numbers, and the names take half of a phone: it goes below.
     Object.assign(traces[0].colorbar, { orientation: "h", x: 0, xanchor: "left", xref: "container", y: 0, yanchor: "bottom", yref: "container", thickness: 10, title: { text: "points", side: "right" } });
-    return [traces, { xaxis: { ...named(ids, fits(div, 60)), tickangle: 0 }, yaxis: down(labels, 16), height: height + 50, margin: { b: 110 } }];
+    const across = narrow() ? { ...named(ids, fits(div, 60)), tickangle: 0 } : named(ids, fits(div, 30));
+    if (!narrow()) Object.assign(traces[0].colorbar, { lenmode: "pixels", len: 400 });
+    return [traces, { xaxis: across, yaxis: down(labels, narrow() ? 16 : 36), height: height + 50, margin: { b: 110 } }];
   }
 
   function norms(group, portrait, what) {
