@@ -55,7 +55,9 @@ class Distributor(ABC):
         some = [candidates[at : at + size] for at in range(0, len(candidates), size)]
         shards = [[self.job.federation.shards[candidate.visit.client] for candidate in part] for part in some]
         work = [sum(len(shard.test) + len(shard.validation) for shard in part) for part in shards]
-        return [score for scores in self._longest_first(Call("measure", round_, state), some, work) for score in scores]
+        return [
+            score for scores in self._longest_first(Call("measure", round_, state), some, work) for score in scores
+        ]
 
     def _longest_first(self, call: Call, items: Sequence[Any], work: Sequence[int]) -> list[Any]:
         """Like `spread`, where item i is so much work: what is begun last is short, so that workers end at about the same time."""

@@ -59,7 +59,9 @@ def measure(counts: NDArray[np.int64], found: Mapping[str, Matrix]) -> dict[str,
     samples = counts.sum(1)
     truth = counts / samples[:, None]
     is_absent = counts == 0
-    together = np.stack([truth, *found.values()])  # all at once: many small steps took as long as to measure a small model
+    together = np.stack(
+        [truth, *found.values()]
+    )  # all at once: many small steps took as long as to measure a small model
     all_ranks, estimates = ranks(together), together[1:]
     errors = np.abs(truth - estimates).sum(-1) / 2
     called_absent = estimates < 1 / (2 * counts.shape[1])
