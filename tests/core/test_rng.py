@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 
+import numpy as np
 import torch
 
 from cwfed.core import rng
@@ -39,3 +41,11 @@ def test_torch_stream_leaves_the_generators_of_gpus_alone(monkeypatch):
     torch.manual_seed(rng.torch_seed(0, "model"))
     assert seeded  # it would have been seen
     assert torch.equal(torch.rand(2), inside)
+
+
+def test_a_stream_is_numpy_s_of_the_same_words_whatever_their_size():
+    """An array of words is read faster than a list, and must be the same: recorded runs depend on it."""
+    for seed, round_ in ((0, 1), (2**32 - 1, 3), (2**32, 1), (2**70 + 5, 2)):
+        key = [seed, zlib.crc32(b"shuffle"), round_, 4]
+        expected = np.random.default_rng(np.random.SeedSequence(key)).integers(1 << 60, size=4)
+        assert (rng.stream(seed, "shuffle", round_, 4).integers(1 << 60, size=4) == expected).all()

@@ -13,6 +13,8 @@ from torch import nn
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.types import Pass
 from cwfed.data import Dataset, Federation, Shard
+from cwfed.engine.base import Call
+from cwfed.engine.loop import Loop
 from cwfed.engine.worker import LocalTraining, batches
 from cwfed.federation.rounds import to_tree
 from cwfed.federation.simulation import Simulation
@@ -300,6 +302,22 @@ def test_a_closed_simulation_lets_go_of_its_data_at_once(engine):
         assert data() is None
     finally:
         gc.enable()
+
+
+def test_the_longest_tasks_are_begun_first_and_results_stay_in_order():
+    """With sizes 1, 5, 3, 5: what is begun last is short. Equal ones keep their order."""
+
+    class Noting(Loop):
+        def __init__(self):
+            self.begun = []
+
+        def spread(self, call, items):
+            self.begun += items
+            return [item.upper() for item in items]
+
+    engine = Noting()
+    assert engine._longest_first(Call("visit"), ["a", "b", "c", "d"], [1, 5, 3, 5]) == ["A", "B", "C", "D"]
+    assert engine.begun == ["b", "d", "c", "a"]
 
 
 def test_an_unknown_device_is_one_sentence():

@@ -65,6 +65,16 @@ def test_a_perfect_estimate_leaks_all_and_a_uniform_one_nothing():
     assert (uniform.error, uniform.rank, uniform.auc, uniform.found, uniform.mistaken) == ([0.5], [None], [0.5], 0, 0)
 
 
+def test_several_estimates_are_measured_as_each_alone():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 4, (6, 5)) + np.eye(6, 5, dtype=int)
+    counts[5, 0] += 1
+    found = {name: rng.dirichlet(np.ones(5), 6).round(2) for name in ("norms", "change", "lengths")}
+    together = leak.measure(counts, found)
+    assert together == {name: leak.measure(counts, {name: one})[name] for name, one in found.items()}
+    assert leak.measure(counts, {}) == {}
+
+
 def test_estimates_by_hand():
     weight = torch.tensor([[[3.0, 4.0], [0.0, 0.0], [0.0, 5.0], [0.0, 0.0]]])
     uploaded = {"out.weight": weight, "out.bias": torch.tensor([[1.0, 0.0, 0.5, -0.5]]), "body": torch.zeros(1, 3)}

@@ -36,7 +36,8 @@ def rows(stacked: Tensor) -> Tensor:
 
 def average(stack: Params, weights: Tensor) -> Params:
     """sum_i weights_i w_i: one model from a stack."""
-    return {name: (weights.to(w.dtype) @ rows(w)).view(w.shape[1:]) for name, w in stack.items()}
+    rounded = {dtype: weights.to(dtype) for dtype in {w.dtype for w in stack.values()}}
+    return {name: (rounded[w.dtype] @ rows(w)).view(w.shape[1:]) for name, w in stack.items()}
 
 
 def mix(matrix: Tensor, stack: Params) -> Params:

@@ -14,12 +14,14 @@ import torch
 
 
 def _sequence(seed: int, purpose: str, round_: int, client: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), round_, client])
+    key = [seed, zlib.crc32(purpose.encode()), round_, client]
+    # The same words either way; an array of them is not looked at number by number.
+    return np.random.SeedSequence(np.array(key, np.uint32) if 0 <= min(key) <= max(key) < 2**32 else key)
 
 
 def stream(seed: int, purpose: str, round_: int = 0, client: int = 0) -> np.random.Generator:
     """The random stream for one purpose, round and client."""
-    return np.random.default_rng(_sequence(seed, purpose, round_, client))
+    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, round_, client)))
 
 
 def torch_seed(seed: int, purpose: str, round_: int = 0, client: int = 0) -> int:

@@ -44,7 +44,8 @@ class Distributor(ABC):
         return self._outbox.download(state, visit)
 
     def visit(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
-        return self.spread(Call("visit", round_, state, out), list(enumerate(visits)))
+        work = [len(self.job.federation.shards[visit.client].train) for visit in visits]
+        return self._longest_first(Call("visit", round_, state, out), list(enumerate(visits)), work)
 
     def personal(self, round_: int, state: Any, visits: Sequence[Visit], is_tuned: bool = False) -> list[Params]:
         return self.spread(Call("personal", round_, state), [Candidate(v, is_tuned=is_tuned) for v in visits])
@@ -52,7 +53,17 @@ class Distributor(ABC):
     def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
         size = max(1, -(-len(candidates) // MEASURE_TASKS))  # a function of the clients, not of the workers
         some = [candidates[at : at + size] for at in range(0, len(candidates), size)]
-        return [score for scores in self.spread(Call("measure", round_, state), some) for score in scores]
+        shards = [[self.job.federation.shards[candidate.visit.client] for candidate in part] for part in some]
+        work = [sum(len(shard.test) + len(shard.validation) for shard in part) for part in shards]
+        return [
+            score for scores in self._longest_first(Call("measure", round_, state), some, work) for score in scores
+        ]
+
+    def _longest_first(self, call: Call, items: Sequence[Any], work: Sequence[int]) -> list[Any]:
+        """Like `spread`, where item i is so much work: what is begun last is short, so that workers end at about the same time."""
+        order = sorted(range(len(items)), key=lambda i: -work[i])
+        found = dict(zip(order, self.spread(call, [items[i] for i in order]), strict=True))
+        return [found[i] for i in range(len(items))]
 
 
 class Loop(Distributor):

@@ -148,10 +148,10 @@ class _Worker:
         if said[:1] == FAILED:
             self._raise(found, model)
         assert self._at is not None
-        call, place, _ = self._at
+        call, place, item = self._at
         self._at = None
         for name, row in model.items():
-            call.out[name][place] = row[0]
+            call.out[name][item[0]] = row[0]
         return {place: found}
 
     def end(self) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cwfed.algorithms import FedAvg
+from cwfed.core import memory
 from cwfed.core.errors import ConfigError
 from cwfed.core.metrics import OwnSums, Places
 from cwfed.core.types import Download, Params, Start, nbytes
@@ -61,6 +62,7 @@ class ClientTasks:
     """One worker: clients' tasks, one after the other, on a worker of its own."""
 
     def __init__(self, job: Job, outbox: Outbox, stop: threading.Event) -> None:
+        memory.keep_freed()
         self.job, self.outbox = job, outbox
         self.worker = _client_worker(job, stop)
         output = job.task.output

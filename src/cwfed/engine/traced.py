@@ -73,9 +73,13 @@ class Traced:
 
 def _leaves(tree: Any) -> list[Tensor]:
     """The tensors of nested dicts and tuples. (torch's own pytree takes as long as a small step.)"""
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in _leaves(part)]
+    found: list[Tensor] = []
+    for part in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif part:
+            found += _leaves(part)
+    return found
 
 
 def _like(tree: Any, leaves: Iterator[Tensor]) -> Any:

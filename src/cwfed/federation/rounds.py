@@ -201,10 +201,10 @@ def phase_result(
     """The clients' scores in one: over all samples, so that a client counts by how many it has."""
     held_out = sum(validations)
     found = metrics.numbers([s.test for s in scores], tests, own)
-    apart = metrics.numbers([s.validation for s in scores], validations, own, clients=False)
+    apart = metrics.numbers([s.validation for s in scores], validations, own, clients=False) if held_out else None
     return PhaseResult(
         metrics={name: value for name, value in found.over_all.items() if name != "loss"},
-        validation_metrics=apart.over_all if held_out else {},
+        validation_metrics=apart.over_all if apart else {},
         client_metrics=found.clients,
         classes=None if found.table is None else PerClass.of(found.table),
         accuracy=sum(s.test_right for s in scores) / sum(tests),

@@ -16,6 +16,7 @@ from cwfed import data, engine, models
 from cwfed.core import mixing
 from cwfed.core.errors import RunError
 from cwfed.core.events import Leak, Newcomers, Round, Spent, Started
+from cwfed.core.memory import Shelf
 from cwfed.core.types import Download, Params, Start, Uploads, nbytes
 from cwfed.engine import Candidate, Choice, Score, Visit, Visited
 from cwfed.engine.precision import require_bf16
@@ -55,6 +56,8 @@ class Simulation(Experiment):
         super().__init__(config, data_dir, given)
         self.notes += self._who_holds_nothing()
         self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
+        self._shelf = Shelf()
+        """Where the stacks of trained models lie."""
         train, run = config.train, config.run
         choice = Choice(
             name=run.engine,
@@ -161,7 +164,8 @@ class Simulation(Experiment):
         opened.clock.lap("send")
 
         # 2. Send each its model; it begins, trains and finishes. Row i of the stack is the i-th one's.
-        stack = {n: torch.empty(len(opened.asked), *t.shape, dtype=t.dtype) for n, t in self.initial.items()}
+        asked = len(opened.asked)
+        stack = {n: self._shelf.empty(n, (asked, *t.shape), t.dtype) for n, t in self.initial.items()}
         visits = [self.visit(c, before.kept.get(c, {})) for c in opened.asked]
         visited = self.engine.visit(opened.number, before.server, visits, stack)
         opened.down += sum(v.downloaded for v in visited)
@@ -397,6 +401,7 @@ class Simulation(Experiment):
     def close(self) -> None:
         """End the engine's workers."""
         self.engine.close()
+        self._shelf.clear()
 
     def reopen(self) -> None:
         """After `close`: an engine that makes models, one after the other."""
