@@ -16,7 +16,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from cwfed.flower import replies
-from cwfed.flower.numbers import Numbers
+from cwfed.flower.numbers import Numbers, Packer
 from cwfed.flower.plan import FederationSection
 from cwfed.flower.post import Post, message_to
 
@@ -57,7 +57,6 @@ def seal(messages: Sequence[Message], workers: int) -> list[Message]:
     most = max(1, LARGEST // max(1, *map(_size, messages)))
     parts = max(min(EACH * workers, len(messages)), -(-len(messages) // most))
     by_work = sorted(messages, key=lambda message: -_samples(message))
-    share_what_is_the_same(messages)
     return [_sealed(by_work[part::parts]) for part in range(parts)]
 
 
@@ -78,18 +77,6 @@ def _numbers(message: Message) -> list[Numbers]:
 
 def _size(message: Message) -> int:
     return sum(array.numbers.nbytes for array in _numbers(message))
-
-
-def share_what_is_the_same(messages: Sequence[Message]) -> None:
-    """Arrays of the same memory become one, which is pickled once in a message: such as the layers that all clients are sent."""
-    known: dict[Any, Numbers] = {}
-    for message in messages:
-        for record in message.content.array_records.values():
-            for name, array in record.items():
-                if isinstance(array, Numbers):
-                    numbers = array.numbers
-                    where = numbers.__array_interface__["data"][0], numbers.dtype, numbers.shape
-                    record[name] = known.setdefault(where, array)
 
 
 def answer(app: ClientAppCallable, message: Message, context: Context) -> Message:
@@ -125,6 +112,8 @@ class EnvelopePost(Post):
         super().__init__(federation)
         self._workers = workers
         self._sent, self._answered = threading.Event(), threading.Event()
+        self.pack = Packer()
+        """How tensors go into these messages."""
         self.pull = replies.pull_all
 
     def push(self, grid: Grid, messages: list[Message]) -> dict[str, Message]:
@@ -134,6 +123,7 @@ class EnvelopePost(Post):
 
     def exchange(self, grid: Grid, messages: list[Message]) -> Iterator[Message]:
         sealed = seal(messages, self._workers()) if messages else []
+        self.pack.forget()
         for reply in super().exchange(grid, sealed):
             (sent,) = (one for one in sealed if one.metadata.message_id == reply.metadata.reply_to_message_id)
             yield from unseal(sent, reply)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
@@ -32,10 +32,9 @@ from cwfed.federation.config import Config, from_table
 from cwfed.federation.experiment import Experiment
 from cwfed.federation.rounds import FinalModels, Progress, is_over
 from cwfed.federation.simulation import Simulation
-from cwfed.flower import wire
 from cwfed.flower.client import WorkerOf, make_app
 from cwfed.flower.envelopes import EnvelopePost, answer
-from cwfed.flower.numbers import Lent, Numbers
+from cwfed.flower.numbers import lend
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.site import Site
@@ -79,7 +78,8 @@ class SimulatedRun(FederatedRun):
         models = up.models | self._not_uploaded(after, up.clients) if up else {}
         if is_over(self.config, after):
             after = self.complete(after)
-        return self.simulation.with_all_data(event, after, up, models, self.strategy.sent)
+        event = self.simulation.with_all_data(event, after, up, models, self.strategy.sent)
+        return replace(event, seconds=self.strategy.opened.clock.laps("report"))
 
     def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
         """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""
@@ -126,7 +126,7 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
         plan = Plan(config, _section(simulation))
         post = EnvelopePost(plan.federation, workers)
         strategy = PersonalisedStrategy(
-            plan, trains=simulation.members, measured=simulation.evaluated, pack=pack, post=post
+            plan, trains=simulation.members, measured=simulation.evaluated, pack=post.pack, post=post
         )
         outcome: Future[Result] = Future()
         server = ServerApp()
@@ -177,13 +177,6 @@ def _section(simulation: Simulation) -> FederationSection:
     )
 
 
-def pack(params: Params, kind: type[Numbers] = Numbers) -> ArrayRecord:
-    """Tensors as a record of a message that will be pickled."""
-    record = ArrayRecord()  # which would make plain arrays of what it is constructed with
-    record.update({name: kind(wire.as_numpy(tensor)) for name, tensor in params.items()})
-    return record
-
-
 def workers() -> int:
     """How many actors Flower has made."""
     return pool_size_from_resources(RESOURCES)
@@ -211,8 +204,7 @@ def _app(config: str, data_dir: str | None, state: str) -> ClientApp:
 def _worker(config: str, data_dir: str | None, state: str) -> Worker:
     """Made once in each of Ray's actors, for all clients."""
     experiment = Experiment(from_table(json.loads(config)), data_dir)
-    folder, lend = partial(client_folder, Path(state)), partial(pack, kind=Lent)
-    return Worker(experiment, experiment.federation, folder, tell_sums=True, pack=lend)
+    return Worker(experiment, experiment.federation, partial(client_folder, Path(state)), tell_sums=True, pack=lend)
 
 
 def _simulated(config: str, data_dir: str | None, state: str, context: Context) -> tuple[Site, WorkerOf]:

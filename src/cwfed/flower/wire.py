@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cwfed.core.errors import RunError, plain
 from cwfed.core.types import Download, ExtraSpec, Params
-from cwfed.flower.numbers import Numbers
+from cwfed.flower.numbers import Numbers, as_numpy
 
 PROTOCOL = "1.0"
 """What the two sides of a federation must have in common. The first number changes with the meaning of a message, the second
@@ -49,11 +49,6 @@ def said(words: object, longest: int = LONGEST) -> str:
 def to_record(params: Params) -> ArrayRecord:
     """Tensors by name as Flower's record."""
     return ArrayRecord({name: Array(as_numpy(tensor)) for name, tensor in params.items()})
-
-
-def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor's numbers, one after the other; where that is how they are, they are not copied."""
-    return tensor.detach().cpu().contiguous().numpy()
 
 
 def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, ExtraSpec] | None = None) -> Params:
