@@ -352,10 +352,11 @@ def test_who_has_all_data_completes_the_events_to_the_simulators(more, tmp_path)
 
 @pytest.mark.federation
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # Ray's
-@pytest.mark.parametrize("name", ["fedavg", "cwfedavg", "fednh", "ifca", "fedfomo"])
+@pytest.mark.parametrize("name", ["fedavg", "cwfedavg", "fedrep", "fednh", "ifca", "fedfomo"])
 def test_flowers_simulation_engine_gives_the_simulators_bits(name, tmp_path):
     """The real thing: Ray's actors, `cwfed run --backend flower`; the folder is the simulator's, but for times."""
-    config = settings(name, "data.clients=4", "train.rounds=2", "data.newcomers=1", "run.evaluate_every=2")
+    few = ("data.clients=11", "data.newcomers=1", "train.participation=0.8", "train.client_dropout=0.1")
+    config = settings(name, *few, "train.rounds=2", "run.evaluate_every=2", "data.samples=500")
     session.run(config, tmp_path / "ours")
     cwfed.run(config, tmp_path / "flower", backend="flower")
     ours, theirs = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -43,21 +44,21 @@ class Post:
         sent = {message.metadata.message_id: message for message in messages}
         return {number: message for number, message in sent.items() if number in numbers}
 
-    def exchange(self, grid: Grid, messages: list[Message]) -> list[Message]:
-        """Send messages and gather the answers that come in time; `stop` breaks it off."""
+    def exchange(self, grid: Grid, messages: list[Message]) -> Iterator[Message]:
+        """Send messages; the answers that come in time, each when it is there. `stop` breaks it off."""
         waiting = self.push(grid, messages)
         del messages  # whatever is answered need not be kept
         until = self.now() + self._federation.timeout
-        replies: list[Message] = []
         pause = LEAST_PAUSE
         while waiting and self.now() < until:
             began = self.now()
             found = self.pull(grid, waiting)
-            replies += found.values()
+            rest = RESTS * (self.now() - began)
             waiting = {number: message for number, message in waiting.items() if number not in found}
             pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)
-            self.sleep(max(pause, RESTS * (self.now() - began)) if waiting else 0)
-        return replies
+            while found:
+                yield found.pop(next(iter(found)))
+            self.sleep(max(pause, rest) if waiting else 0)
 
     def sleep(self, seconds: float) -> None:
         """Wait, unless the federation is to end."""

@@ -7,7 +7,6 @@ beyond what a server can see (the true class distributions, the portrait at the 
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -19,15 +18,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SType
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from numpy.lib import format as npy
-from numpy.typing import NDArray
+from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
 from cwfed.core.events import Event, Newcomers, Round, Started
 from cwfed.core.types import Params
@@ -36,8 +32,9 @@ from cwfed.federation.config import Config, from_table
 from cwfed.federation.experiment import Experiment
 from cwfed.federation.rounds import FinalModels, Progress, is_over
 from cwfed.federation.simulation import Simulation
-from cwfed.flower import replies, wire
 from cwfed.flower.client import WorkerOf, make_app
+from cwfed.flower.envelopes import EnvelopePost, answer
+from cwfed.flower.numbers import lend
 from cwfed.flower.plan import FederationSection, Plan
 from cwfed.flower.server import FederatedRun
 from cwfed.flower.site import Site
@@ -46,6 +43,9 @@ from cwfed.flower.work import KEPT, Worker
 from cwfed.runs.checkpoint import Checkpoints
 from cwfed.runs.result import Result
 from cwfed.runs.session import Runner
+
+RESOURCES: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
+"""Of an actor."""
 
 
 class SimulatedRun(FederatedRun):
@@ -78,7 +78,8 @@ class SimulatedRun(FederatedRun):
         models = up.models | self._not_uploaded(after, up.clients) if up else {}
         if is_over(self.config, after):
             after = self.complete(after)
-        return self.simulation.with_all_data(event, after, up, models, self.strategy.sent)
+        event = self.simulation.with_all_data(event, after, up, models, self.strategy.sent)
+        return replace(event, seconds=self.strategy.opened.clock.laps("report"))
 
     def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
         """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""
@@ -122,17 +123,18 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="cwfed-") as scratch:
         state = (out.resolve() / "clients") if out else Path(scratch)
+        plan = Plan(config, _section(simulation))
+        post = EnvelopePost(plan.federation, workers)
         strategy = PersonalisedStrategy(
-            Plan(config, _section(simulation)), trains=simulation.members, measured=simulation.evaluated, pack=pack
+            plan, trains=simulation.members, measured=simulation.evaluated, pack=post.pack, post=post
         )
-        strategy.post.pull = replies.pull_all
         outcome: Future[Result] = Future()
         server = ServerApp()
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
             try:
-                look_where_something_is(grid)
+                post.listen(grid)
                 outcome.set_result(use(SimulatedRun(simulation, strategy, grid, state)))
             except BaseException as error:  # this thread is Flower's: told here, raised where somebody waits
                 outcome.set_exception(error)
@@ -142,7 +144,7 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
                 server_app=server,
                 client_app=SimulatedApp(config.model_dump_json(), folder, str(state)),
                 num_supernodes=simulation.clients,
-                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": _ray(config)},
+                backend_config={"client_resources": RESOURCES, "init_args": _ray(config)},
             )
         finally:
             strategy.stop.set()
@@ -175,48 +177,9 @@ def _section(simulation: Simulation) -> FederationSection:
     )
 
 
-def look_where_something_is(grid: Grid) -> None:
-    """Ten times a second Flower's engine checks every message that is under way once for every node, delivered or not: with 100 nodes
-    that takes a third of a core. Here nodes that nothing waits for are passed over.
-    """
-    state = grid.state  # type: ignore[attr-defined]  # of the grid that Flower's engine has
-    look = state.get_message_ins
-
-    def get_message_ins(node_id: int, limit: int | None, **more: Any) -> list[Message]:
-        under_way = (message.metadata for message in list(state.message_ins_store.values()))
-        waits = any(about.dst_node_id == node_id and not about.delivered_at for about in under_way)
-        return look(node_id, limit, **more) if waits else []
-
-    state.get_message_ins = get_message_ins
-
-
-class Numbers(Array):
-    """An array in a message between the processes of a simulation. Its numbers stay where they are until Ray copies them into its
-    object store, beside the pickled message; out of there it comes as any other `Array`, to be read and checked like one.
-    """
-
-    def __init__(self, numbers: NDArray[Any]) -> None:
-        super().__init__(str(numbers.dtype), numbers.shape, SType.NUMPY, b"")
-        self.numbers = numbers
-
-    def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
-        header = io.BytesIO()
-        npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(self.numbers))
-        return _arrived, (self.dtype, self.shape, header.getvalue(), self.numbers)
-
-
-def _arrived(dtype: str, shape: tuple[int, ...], header: bytes, numbers: NDArray[Any]) -> Array:
-    """In numpy's file format, and copied out of Ray's store: a round's answers would fill that."""
-    array = Array(dtype, shape, SType.NUMPY, b"")
-    array.data = bytearray().join((header, numbers.reshape(-1).view(np.uint8).data))  # type: ignore[assignment]  # tensors can have it
-    return array
-
-
-def pack(params: Params) -> ArrayRecord:
-    """Tensors as a record of a message that will be pickled."""
-    record = ArrayRecord()  # which would make plain arrays of what it is constructed with
-    record.update({name: Numbers(wire.as_numpy(tensor)) for name, tensor in params.items()})
-    return record
+def workers() -> int:
+    """How many actors Flower has made."""
+    return pool_size_from_resources(RESOURCES)
 
 
 class SimulatedApp(ClientApp):
@@ -229,7 +192,7 @@ class SimulatedApp(ClientApp):
         self._made_of = config, data_dir, state
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return _app(*self._made_of)(message, context)
+        return answer(_app(*self._made_of), message, context)
 
 
 @cache
@@ -241,7 +204,7 @@ def _app(config: str, data_dir: str | None, state: str) -> ClientApp:
 def _worker(config: str, data_dir: str | None, state: str) -> Worker:
     """Made once in each of Ray's actors, for all clients."""
     experiment = Experiment(from_table(json.loads(config)), data_dir)
-    return Worker(experiment, experiment.federation, partial(client_folder, Path(state)), tell_sums=True, pack=pack)
+    return Worker(experiment, experiment.federation, partial(client_folder, Path(state)), tell_sums=True, pack=lend)
 
 
 def _simulated(config: str, data_dir: str | None, state: str, context: Context) -> tuple[Site, WorkerOf]:

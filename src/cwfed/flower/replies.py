@@ -160,11 +160,13 @@ def _read_sums(told: dict[str, Any], name: str, shape: tuple[int, ...]) -> Sums:
     found = told.get(name)
     if not isinstance(found, list) or len(found) != prod(shape):
         raise wire.BadMessage(f"the metric {name} must have {prod(shape)} numbers")
-    if not all(
-        isinstance(number, int | float) and abs(number) <= wire.LARGEST for number in found
-    ):  # NaN is not <= either
+    try:
+        sums = np.array(found, dtype=float) if {*map(type, found)} <= {int, float, bool} else np.array([np.nan])
+    except OverflowError:  # a whole number beyond all bounds
+        sums = np.array([np.nan])
+    if not (np.abs(sums) <= wire.LARGEST).all():  # NaN is not <= either
         raise wire.BadMessage(f"the metric {name} has numbers that are not possible")
-    return np.array(found, dtype=float).reshape(shape)
+    return sums.reshape(shape)
 
 
 def _check_table(table: Sums, what: str, samples: int, right: int) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Event, Note, PhaseResult, Round, Spent
-from cwfed.core.types import Download, Phase
+from cwfed.core.types import Download, ExtraSpec, Params, Phase
 from cwfed.engine import Score
 from cwfed.engine.tasks import Outbox
 from cwfed.federation.open_round import OpenRound, Sizes
@@ -54,11 +55,12 @@ class PersonalisedStrategy(Strategy):
         trains: Iterable[int] | None = None,
         measured: Iterable[int] | None = None,
         pack: wire.Pack = wire.to_record,
+        post: Post | None = None,
     ) -> None:
         self.plan, self.config, self.blueprint = plan, plan.config, plan.blueprint
         self.algorithm = plan.blueprint.algorithm
         self.members = Members(plan)
-        self.post = Post(plan.federation)
+        self.post = post or Post(plan.federation)
         self.stop = self.post.stop
         """Set by who wants the federation to end: at the next look for answers."""
         self._lobby = Lobby(self.members, self.post)
@@ -135,13 +137,14 @@ class PersonalisedStrategy(Strategy):
             for sentence in self.gather(grid):
                 yield before, Note(sentence)
             replies = self.post.exchange(grid, self.configure_train(number, *NOTHING, grid))
-            if self.opened.asked and all(map(replies_of.is_gone, replies)):
+            first = next((reply for reply in replies if not replies_of.is_gone(reply)), None)
+            if self.opened.asked and first is None:
                 unanswered += 1  # no round: everybody went away, or is far too slow
                 yield before, Note(self._unanswered(unanswered, f"round {number}"))
                 continue
             unanswered = 0
-            self.aggregate_train(number, replies)
-            del replies  # with all the models in them
+            self.aggregate_train(number, chain(filter(None, [first]), replies))
+            del first  # with a model in it
             for note in self._measure(grid, number):
                 yield before, note
             for sentence in (*self._notes, *self._who_decides()):
@@ -198,18 +201,22 @@ class PersonalisedStrategy(Strategy):
         """Read what arrived, and close the round."""
         opened, waiting = self.opened, set(self.opened.asked)
         uploads: list[Upload] = []
+        stack = Stack(self.blueprint.guard.model, opened.asked)
         for reply in replies:
             client = self.members.client_of(reply.metadata.src_node_id)
             if client is None or client not in waiting or replies_of.is_gone(reply):
                 continue
             waiting.discard(client)
             try:
-                uploads.append(replies_of.read(reply, partial(self._read_upload, client)))
+                upload = replies_of.read(reply, partial(self._read_upload, client))
             except wire.BadMessage as error:
                 opened.refuse(client, str(error))
+                continue
+            stack.put(client, upload.model)
+            uploads.append(replace(upload, model={}))
         uploads.sort(key=lambda upload: upload.update.client)  # answers come in any order, sums must not
-        models = {n: torch.stack([u.model[n] for u in uploads]) for n in self.blueprint.guard.model if uploads}
-        opened.take([upload.update for upload in uploads], models)
+        updates = [upload.update for upload in uploads]
+        opened.take(updates, stack.of([update.client for update in updates]))
         for upload in uploads:
             if (client := upload.update.client) not in opened.refused:
                 self._renew(client, upload.hello)
@@ -369,6 +376,26 @@ class PersonalisedStrategy(Strategy):
         content = RecordDict({"told": ConfigRecord(told)})
         wire.download_to(content, download, self._pack)
         return message_to(hello.node, kind, str(number), content)
+
+
+class Stack:
+    """The uploaded models of a round, each put into its client's row when it comes."""
+
+    def __init__(self, forms: Mapping[str, ExtraSpec], clients: Sequence[int]) -> None:
+        self._rows = {client: row for row, client in enumerate(clients)}
+        self._models = {n: torch.empty(len(clients), *form.shape, dtype=form.dtype) for n, form in forms.items()}
+
+    def put(self, client: int, model: Params) -> None:
+        """A client's model."""
+        for name, stack in self._models.items():
+            stack[self._rows[client]] = model[name]
+
+    def of(self, clients: Sequence[int]) -> Params:
+        """The models of these clients, in this order; of all of them as they came, this very stack."""
+        rows = [self._rows[client] for client in clients]
+        if rows == list(self._rows.values()):
+            return self._models
+        return {name: stack[rows] for name, stack in self._models.items()} if rows else {}
 
 
 def accepted_in(progress: Progress) -> dict[int, int]:

@@ -7,6 +7,7 @@ Numbers travel as numpy's file format, as Flower's own records do. They are read
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from cwfed.core.errors import RunError, plain
 from cwfed.core.types import Download, ExtraSpec, Params
+from cwfed.flower.numbers import Numbers, as_numpy
 
 PROTOCOL = "1.0"
 """What the two sides of a federation must have in common. The first number changes with the meaning of a message, the second
@@ -49,11 +51,6 @@ def to_record(params: Params) -> ArrayRecord:
     return ArrayRecord({name: Array(as_numpy(tensor)) for name, tensor in params.items()})
 
 
-def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor's numbers, one after the other; where that is how they are, they are not copied."""
-    return tensor.detach().cpu().contiguous().numpy()
-
-
 def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, ExtraSpec] | None = None) -> Params:
     """The tensors of a record; where their forms are known, anything else is refused before it is decoded."""
     if forms is not None and record.keys() != forms.keys():
@@ -66,6 +63,8 @@ def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, Extr
 
 
 def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
+    if isinstance(array, Numbers):
+        return _as_they_are(array.numbers, what, form)
     data = io.BytesIO(array.data[:LONGEST_HEADER])
     try:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
@@ -74,8 +73,7 @@ def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
         raise BadMessage(f"{what} is not in numpy's format ({type(error).__name__})") from None
     if dtype.hasobject or dtype.kind not in "fiub" or is_fortran:
         raise BadMessage(f"{what} is an array of {dtype}, which is not sent here")
-    if form is not None and (shape != form.shape or dtype != _numpy_type(form.dtype)):
-        raise BadMessage(f"{what} has {dtype} of the shape {shape}, not {_numpy_type(form.dtype)} of {form.shape}")
+    _check_form(shape, dtype, what, form)
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if len(array.data) - data.tell() != size:
         raise BadMessage(f"{what} has {len(array.data) - data.tell():,} bytes where its header says {size:,}")
@@ -86,6 +84,19 @@ def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
         return torch.from_numpy(np.frombuffer(numbers, dtype, offset=data.tell()).reshape(shape))
     except (TypeError, ValueError) as error:
         raise BadMessage(f"{what} cannot be read ({error})") from None
+
+
+def _check_form(shape: tuple[int, ...], dtype: np.dtype[Any], what: str, form: ExtraSpec | None) -> None:
+    if form is not None and (shape != form.shape or dtype != _numpy_type(form.dtype)):
+        raise BadMessage(f"{what} has {dtype} of the shape {shape}, not {_numpy_type(form.dtype)} of {form.shape}")
+
+
+def _as_they_are(numbers: NDArray[Any], what: str, form: ExtraSpec | None) -> torch.Tensor:
+    """Numbers of another process of a simulation, wherever they lie."""
+    _check_form(numbers.shape, numbers.dtype, what, form)
+    with warnings.catch_warnings():  # torch's, of memory that cannot be written to: what is lent is only read
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(numbers)
 
 
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
