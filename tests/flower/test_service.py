@@ -38,7 +38,7 @@ from cwfed.cli import app
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import Note, Round
 from cwfed.federation.experiment import deal
-from cwfed.flower import PersonalisedStrategy, gate, keys, local, logs, programs, status
+from cwfed.flower import PersonalisedStrategy, bell, gate, keys, local, logs, programs, status, wire
 from cwfed.flower.deploy import certify, deploy, sign
 from cwfed.flower.gate import Gate, signatures_of
 from cwfed.flower.local import LocalFederation
@@ -118,7 +118,7 @@ def slow_superlink(asked: list[httpx.Request], empty: int) -> httpx.AsyncClient:
 
 
 def test_the_gate_asks_in_a_waiting_nodes_place_until_there_is_a_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "PAUSE", 0.001)
+    monkeypatch.setattr(gate, "WITHOUT_A_BELL", 0.001)
     asked: list[httpx.Request] = []
     app = Gate(slow_superlink(asked, 5), tmp_path)
     answer = ask(app, "POST", gate.GET_MESSAGES, content=b"who I am", headers={"signature": "mine"})
@@ -137,7 +137,7 @@ def test_the_gate_asks_in_a_waiting_nodes_place_until_there_is_a_message(tmp_pat
 
 
 def test_the_gate_takes_no_message_for_a_node_that_has_hung_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "PAUSE", 0.001)
+    monkeypatch.setattr(gate, "WITHOUT_A_BELL", 0.001)
     asked: list[httpx.Request] = []
     scope = {"type": "http", "method": "POST", "path": gate.GET_MESSAGES, "query_string": b"", "headers": []}
     words = iter([{"type": "http.request", "body": b""}])
@@ -154,6 +154,43 @@ def test_the_gate_takes_no_message_for_a_node_that_has_hung_up(tmp_path, monkeyp
 
     asyncio.run(Gate(slow_superlink(asked, 20), tmp_path)(scope, receive, send))
     assert 3 <= len(asked) < 20, "the message is there when the node comes back"
+
+
+def test_the_gate_asks_at_once_when_the_server_rings(tmp_path, monkeypatch):
+    monkeypatch.setenv(bell.PATH, str(tmp_path / "bell"))
+    bell.ring()  # nobody is there
+    bells = bell.hang(), bell.hang()  # a gate that was started again
+    assert stat.S_IMODE((tmp_path / "bell").stat().st_mode) == 0o600
+    monkeypatch.setattr(gate, "PAUSE", 3600.0)
+    monkeypatch.setattr(gate, "PATIENCE", 3600.0)
+    asked: list[httpx.Request] = []
+    app = Gate(slow_superlink(asked, 3), tmp_path, bells[1])
+
+    async def served() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://gate") as client:
+            node = asyncio.ensure_future(client.post(gate.GET_MESSAGES))
+            while not node.done():
+                seen = len(asked)
+                bell.ring()
+                while len(asked) == seen and not node.done():
+                    await asyncio.sleep(0.001)
+            return await node
+
+    assert len(PullMessagesResponse.FromString(asyncio.run(served()).content).messages_list) == 1
+    assert len(asked) == 4
+    for _ in range(100_000):  # more than a pipe holds
+        bell.ring()
+    for end in bells:
+        os.close(end or 0)
+
+
+def test_without_pipes_there_is_no_bell(tmp_path, monkeypatch):
+    monkeypatch.setenv(bell.PATH, str(tmp_path / "nowhere" / "bell"))
+    assert bell.hang() is None
+    bell.ring()
+    monkeypatch.delenv(bell.PATH)
+    assert bell.hang() is None
+    bell.ring()
 
 
 def test_nodes_run_what_was_signed_and_nothing_else(deployed):
@@ -408,7 +445,9 @@ def test_versions_of_one_protocol_go_together(tmp_path):
 
     grid.change = other
     _, events = carry_out(strategy, grid)
-    assert "client-003 was left out: it has messages of protocol 0.9, the federation 1.0" in notes(events)
+    assert f"client-003 was left out: it has messages of protocol 0.9, the federation {wire.PROTOCOL}" in notes(
+        events
+    )
     assert all(e.participants == [0, 1, 2] for e in events if isinstance(e, Round))
 
 

@@ -4,8 +4,8 @@ Flower's SuperNode starts a program, `flwr-clientapp`, for every message, and th
 
     python -P -m cwfed.flower.fork_server FOLDER flower-supernode ...
 
-starts the same SuperNode with a folder of ours first on its PATH, in which `flwr-clientapp` is `clientapp_shim.py`, and beside it
-the fork server, which the shim reaches through a socket in that folder. The folder is its owner's alone (mode 700).
+is the same SuperNode (Flower's own function, with shorter waits: `waits.py`) with a folder of ours first on its PATH, in which `flwr-clientapp` is
+`clientapp_shim.py`, and beside it the fork server, which the shim reaches through a socket in that folder. The folder is its owner's alone (mode 700).
 
 One process for each message stays, as Flower has it: it begins where an interpreter stands after its imports, runs Flower's
 own `flwr-clientapp`, and leaves nothing to the next one. Every process ends with the node, also where that is killed: the
@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 from cwfed.core.errors import CwfedError
 from cwfed.flower import clientapp_shim
 
-PROGRAM = "flwr-clientapp"
+PROGRAM, SUPERNODE = "flwr-clientapp", "flower-supernode"
 PRELOADED = ("flwr.supernode.cli", "cwfed.flower.client", "threadpoolctl")
 SOONEST, LATEST = 5.0, 600.0
 """Seconds until a fork server that has died is started again: twice as long every time, up to the latter."""
@@ -54,6 +54,12 @@ def main(folder: Path, *supernode: str) -> NoReturn:
         subprocess.Popen([sys.executable, "-P", "-c", serve], pass_fds=[ends], start_new_session=True)
         os.set_inheritable(life, True)
         os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+    if supernode[0] == SUPERNODE:
+        from cwfed.flower.waits import run_supernode
+
+        sys.argv = list(supernode)
+        run_supernode()
+        sys.exit()
     try:
         os.execvp(supernode[0], supernode)
     except OSError as error:

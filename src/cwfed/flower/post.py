@@ -7,7 +7,9 @@ import time
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 
+from cwfed.flower import bell, wire
 from cwfed.flower import replies as replies_of
 from cwfed.flower.plan import FederationSection
 
@@ -39,7 +41,11 @@ class Post:
 
     def push(self, grid: Grid, messages: list[Message]) -> dict[str, Message]:
         """Send messages; those that went off, by their number."""
+        if isinstance(grid, HttpGrid):
+            for message in messages:
+                message.content = wire.wrapped(message.content)
         numbers = set(grid.push_messages(messages))
+        bell.ring()
         sent = {message.metadata.message_id: message for message in messages}
         return {number: message for number, message in sent.items() if number in numbers}
 

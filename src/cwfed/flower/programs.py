@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cwfed.core.errors import RunError
+from cwfed.flower import bell
 
 STARTS_WITHIN = 60.0
 """Seconds that Flower's processes may take to come up."""
@@ -87,6 +88,7 @@ class Programs:
         return {
             **os.environ,
             "FLWR_HOME": str(self.home),
+            bell.PATH: str(self.folder / "bell"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
