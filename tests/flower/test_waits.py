@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,11 +11,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
+import flwr.supercore.cli
 import flwr.supernode.cli
 from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.superexec import run_superexec
 from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from cwfed.flower import waits
+from cwfed.flower import bell, waits
+from tests import processes
 
 
 @pytest.fixture
@@ -85,6 +91,7 @@ def test_a_supernode_rests_between_questions_unless_it_was_kept_waiting(slept):
 def test_a_supernode_looks_often_for_the_answer_of_its_own_process(slept, waited, monkeypatch):
     """In Flower's own loop: who sleeps otherwise there is not Flower 1.41."""
     monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
+    monkeypatch.setattr(InMemoryNodeState, "store_message", InMemoryNodeState.store_message)
     monkeypatch.setattr(flwr.supernode.cli, "flower_supernode", lambda: ran.append(list(sys.argv)))
     ran, looks = [], iter([[], [], [], StopIteration])
 
@@ -101,3 +108,33 @@ def test_a_supernode_looks_often_for_the_answer_of_its_own_process(slept, waited
     with pytest.raises(KeyboardInterrupt):
         start_client_internal._push_messages(SimpleNamespace(get_messages_legacy=look), None, None, None)
     assert slept.slept == [0.05] * 3
+
+
+def test_a_helper_is_woken_when_there_is_work(tmp_path, monkeypatch):
+    """Between Flower's own memory of a node and Flower's own loop of its helper."""
+    monkeypatch.setenv(bell.PATH, str(tmp_path / "bell"))
+    monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
+    monkeypatch.setattr(InMemoryNodeState, "store_message", InMemoryNodeState.store_message)
+    monkeypatch.setattr(run_superexec, "time", run_superexec.time)
+    stored = []
+
+    def store(reply_to):
+        about = SimpleNamespace(message_id=str(len(stored)), reply_to_message_id=reply_to)
+        stored.append(InMemoryNodeState.store_message(state, SimpleNamespace(metadata=about)))
+
+    def helper():
+        clock = run_superexec.time
+        began = clock.monotonic()
+        clock.sleep(0.01)
+        assert clock.monotonic() - began < processes.LIMIT / 2
+        store("")
+        clock.sleep(processes.LIMIT)  # which would be for ever
+        store("an answer wakes nobody")
+        assert not select.select([clock._bell], [], [], 0)[0]
+
+    monkeypatch.setattr(flwr.supernode.cli, "flower_supernode", lambda: None)
+    monkeypatch.setattr(flwr.supercore.cli, "flower_superexec", helper)
+    waits.run_supernode()
+    state = InMemoryNodeState(ObjectStoreFactory().store())
+    waits.run_superexec()
+    assert stored == ["0", "1"]

@@ -2,16 +2,23 @@
 
 A message is announced before its numbers have arrived. Flower (1.41) asks for those, waits a second, then two, then four: what comes after 1.1 s is
 taken after 3, what comes after 3.1 s after 7. A SuperNode looks twice a second whether an answer is there, and as often for each part of it; one that asks for
-messages and gets none sleeps for three seconds, also where the gate has kept it waiting for twenty. In the processes that cwfed starts, those of messages, the
-server's and the SuperNode, they look sooner.
+messages and gets none sleeps for three seconds, also where the gate has kept it waiting for twenty. Its helper, the SuperExec, asks it once a second whether there
+is work, and sooner only by asking more often. In the processes that cwfed starts, those of messages, the server's, the SuperNode and its helper, they look sooner.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import sys
 import time
+from contextlib import suppress
 from typing import Any
 
+from flwr.app import Message
 from flwr.supercore.inflatable import inflatable_utils
+
+from cwfed.flower import bell
 
 FIRST, LONGEST = 0.1, 1.0
 """Seconds: the first wait, and the longest of those that double."""
@@ -46,11 +53,52 @@ class Clock:
         self._rested = time.monotonic()
 
 
+class AlarmClock:
+    """The same where a SuperNode's helper waits for work: the bell wakes it."""
+
+    def __init__(self, bell: int) -> None:
+        self._bell = bell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        """Until there is work, or for so long."""
+        select.select([self._bell], [], [], seconds)
+        with suppress(BlockingIOError):
+            os.read(self._bell, 4096)
+
+
 def run_supernode() -> None:
-    """Flower's own program `flower-supernode`, with these waits; what it is told is in `sys.argv`."""
+    """Flower's own program `flower-supernode`, with these waits, that rings when there is work; what it is told is in `sys.argv`."""
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    store_message = InMemoryNodeState.store_message
+
+    def rung(state: InMemoryNodeState, message: Message) -> str | None:
+        stored = store_message(state, message)  # its task is there before it is
+        if not message.metadata.reply_to_message_id:
+            bell.ring()
+        return stored
 
     ask_sooner()
     start_client_internal.time = Clock()  # type: ignore[assignment, attr-defined]
+    InMemoryNodeState.store_message = rung  # type: ignore[assignment, method-assign]
     flower_supernode()
+
+
+def run_superexec() -> None:
+    """Flower's own program `flower-superexec`, which hears that."""
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec import run_superexec
+
+    if (hung := bell.hang()) is not None:
+        run_superexec.time = AlarmClock(hung)  # type: ignore[assignment, attr-defined]
+    flower_superexec()
+
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    run_superexec()
