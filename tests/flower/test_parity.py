@@ -97,7 +97,7 @@ def test_a_federation_between_processes_gives_the_simulators_bits(name, tmp_path
     monkeypatch.setattr(post, "HttpGrid", Loopback)
     monkeypatch.setattr(wire, "PIECE", 1000)
     rung, heard = [], []
-    monkeypatch.setattr(post.bell, "ring", lambda: rung.append(1))
+    monkeypatch.setattr(post.bell, "ring", rung.append)
     config = settings(name, "train.rounds=2")
     assert_same_bits(config, tmp_path, heard.append)
     kinds = {
@@ -105,6 +105,7 @@ def test_a_federation_between_processes_gives_the_simulators_bits(name, tmp_path
         for kind in ("query", "train", "evaluate")
     }
     assert kinds == {"query": {False}, "train": {True}, "evaluate": {False}}, "what has numbers, and nothing else"
+    assert set(rung) == {"messages"}
     assert len(rung) >= 4, "after each round of messages"
 
 

@@ -112,7 +112,7 @@ def test_a_supernode_looks_often_for_the_answer_of_its_own_process(slept, waited
 
 def test_a_helper_is_woken_when_there_is_work(tmp_path, monkeypatch):
     """Between Flower's own memory of a node and Flower's own loop of its helper."""
-    monkeypatch.setenv(bell.PATH, str(tmp_path / "bell"))
+    monkeypatch.setenv(bell.FOLDER, str(tmp_path / "bells"))
     monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
     monkeypatch.setattr(InMemoryNodeState, "store_message", InMemoryNodeState.store_message)
     monkeypatch.setattr(run_superexec, "time", run_superexec.time)

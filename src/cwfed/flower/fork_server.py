@@ -52,7 +52,7 @@ def main(folder: Path, *supernode: str) -> NoReturn:
     """Become a SuperNode that has a fork server beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    os.environ[bell.PATH] = str(folder / "bell")  # of this node: rung when there is work, heard by its helper
+    os.environ[bell.FOLDER] = str(folder)
     install(folder, HELPER, sys.executable, "-P", "-m", WAITS, HELPER)
     if sys.platform == "linux" and (program := shutil.which(PROGRAM)):  # elsewhere forking is not safe after imports
         install(folder, PROGRAM, sys.executable, "-I", "-S", clientapp_shim.__file__, str(folder), program)

@@ -91,7 +91,7 @@ class Programs:
         return {
             **os.environ,
             "FLWR_HOME": str(self.home),
-            bell.PATH: str(self.folder / "bell"),
+            bell.FOLDER: str(self.folder / "bells"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

@@ -8,11 +8,9 @@ is work, and sooner only by asking more often. In the processes that cwfed start
 
 from __future__ import annotations
 
-import os
 import select
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 from flwr.app import Message
@@ -56,8 +54,8 @@ class Clock:
 class AlarmClock:
     """The same where a SuperNode's helper waits for work: the bell wakes it."""
 
-    def __init__(self, bell: int) -> None:
-        self._bell = bell
+    def __init__(self, hung: int) -> None:
+        self._bell = hung
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -65,8 +63,7 @@ class AlarmClock:
     def sleep(self, seconds: float) -> None:
         """Until there is work, or for so long."""
         select.select([self._bell], [], [], seconds)
-        with suppress(BlockingIOError):
-            os.read(self._bell, 4096)
+        bell.heard(self._bell)
 
 
 def run_supernode() -> None:
@@ -80,7 +77,7 @@ def run_supernode() -> None:
     def rung(state: InMemoryNodeState, message: Message) -> str | None:
         stored = store_message(state, message)  # its task is there before it is
         if not message.metadata.reply_to_message_id:
-            bell.ring()
+            bell.ring("work")
         return stored
 
     ask_sooner()
@@ -94,7 +91,7 @@ def run_superexec() -> None:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec import run_superexec
 
-    if (hung := bell.hang()) is not None:
+    if (hung := bell.hang("work")) is not None:
         run_superexec.time = AlarmClock(hung)  # type: ignore[assignment, attr-defined]
     flower_superexec()
 
