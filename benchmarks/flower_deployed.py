@@ -7,20 +7,26 @@ work ten times a second; `gate` (what `cwfed flower up`, `serve` and `join` do) 
 
 The server writes down when it sends messages and has all answers, the nodes when the process of a message began and when its work did and ended. A step is
 the mean over messages; the first round, in which every node loads its data for the first time, is left out. The work is the paper's CNN on
-the digits.
+the digits. A second table has the processor seconds of a round by program: on a machine that has all nodes they are what a round waits for. To compare with
+another version, put its `src` on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
+import threading
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from cwfed.federation import config as configs
 from cwfed.flower.local import LocalFederation, node_name
+from cwfed.flower.programs import marked
 
 SERVER = """
 import json, time
@@ -32,11 +38,11 @@ exchange = post.Post.exchange
 
 def timed(self, grid, messages):
     began = time.time()
-    replies = exchange(self, grid, messages)
-    entry = {{"group": messages[0].metadata.group_id, "kind": messages[0].metadata.message_type, "began": began, "ended": time.time()}}
+    kind, group = messages[0].metadata.message_type, messages[0].metadata.group_id
+    yield from exchange(self, grid, messages)
+    entry = {{"group": group, "kind": kind, "began": began, "ended": time.time()}}
     with Path({path!r}).open("a") as file:
         file.write(json.dumps(entry) + "\\n")
-    return replies
 
 
 post.Post.exchange = timed
@@ -72,6 +78,50 @@ app = Timed()
 """
 
 STEPS = ("a node takes the message", "its process is ready", "work", "the server has the answer")
+PROGRAMS = {
+    "gate": "cwfed.flower.gate",
+    "SuperLink": "flower-superlink",
+    "server": "flwr-serverapp",
+    "helpers": "flower-superexec",
+    "messages": "fork_server.keep",
+    "SuperNodes": "flower-supernode",
+    "processes of messages without a fork server": "flwr-clientapp",
+}
+"""A word of its command line, the first that fits."""
+COMMANDS = "this program and Flower's commands"
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Processors(threading.Thread):
+    """Writes down every second how much processor time each program has had."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.seen = folder, list[tuple[float, Counter[str]]]()
+        self.is_over = threading.Event()
+
+    def run(self) -> None:
+        while not self.is_over.wait(1.0):
+            self.seen.append((time.time(), self.now()))
+
+    def now(self) -> Counter[str]:
+        """Seconds by program, with the children that have ended."""
+        sums = Counter({COMMANDS: sum(os.times()[:4])})
+        for name in (entry.name for entry in (self.folder / "logs").glob("*.log")):
+            for number in marked(f"{self.folder}:{name.removesuffix('.log')}"):
+                with suppress(OSError):
+                    line = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    numbers = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+                    program = next((what for what, word in PROGRAMS.items() if word in line), "others")
+                    sums[program] += sum(map(int, numbers[11:15])) / TICK
+        return sums
+
+    def between(self, first: float, last: float) -> Counter[str]:
+        """What was spent between two times, up to a second."""
+        before = max((seen for seen in self.seen if seen[0] <= first), key=lambda seen: seen[0], default=self.seen[0])
+        after = min((seen for seen in self.seen if seen[0] >= last), key=lambda seen: seen[0], default=self.seen[-1])
+        share = (last - first) / (after[0] - before[0])
+        return Counter({what: share * (after[1][what] - before[1][what]) for what in after[1]})
 
 
 class Federation(LocalFederation):
@@ -95,8 +145,10 @@ class Federation(LocalFederation):
         super().start_superlink()
 
 
-def measure(how: str, nodes: int, rounds: int) -> tuple[float, dict[str, float], float]:
-    """Seconds of a round, by step, and how many of them are overhead: what the work of the slowest node does not explain."""
+def measure(how: str, nodes: int, rounds: int) -> tuple[float, dict[str, float], float, dict[str, float]]:
+    """Seconds of a round, by step, and how many of them are overhead: what the work of the slowest node does not explain; processor seconds by
+    program.
+    """
     settings = ["model.name=cnn", "train.lr=0.01", f"train.rounds={rounds}", "run.engine=loop"]
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
@@ -106,6 +158,8 @@ def measure(how: str, nodes: int, rounds: int) -> tuple[float, dict[str, float],
         app = here / "federation" / "app" / "federation"
         (app / "server_app.py").write_text(SERVER.format(path=str(here / "server.jsonl")))
         (app / "client_app.py").write_text(CLIENT.format(path=str(here / "clients.jsonl")))
+        processors = Processors(federation.folder)
+        processors.start()
         try:
             federation.start_superlink()
             for number in range(nodes):
@@ -114,6 +168,7 @@ def measure(how: str, nodes: int, rounds: int) -> tuple[float, dict[str, float],
             if problem := federation.follow(federation.submit(), lambda event: None):
                 raise SystemExit(f"{problem}\n{(here / 'federation' / 'logs' / 'superlink.log').read_text()[-3000:]}")
         finally:
+            processors.is_over.set()
             federation.close()
         sent = [json.loads(line) for line in (here / "server.jsonl").read_text().splitlines()]
         answered = [json.loads(line) for line in (here / "clients.jsonl").read_text().splitlines()]
@@ -129,7 +184,8 @@ def measure(how: str, nodes: int, rounds: int) -> tuple[float, dict[str, float],
     counted = rounds - 1
     first = min(entry["began"] for entry in later)
     last = max(entry["ended"] for entry in sent)
-    return (last - first) / counted, {step: seconds / counted for step, seconds in sums.items()}, overhead / counted
+    spent = {what: seconds / counted for what, seconds in processors.between(first, last).most_common()}
+    return (last - first) / counted, {step: s / counted for step, s in sums.items()}, overhead / counted, spent
 
 
 def main() -> None:
@@ -140,11 +196,16 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"| {asked.nodes} nodes | round, s | overhead, s | {' | '.join(STEPS)} | took, s |")
     print(f"|---|{'---:|' * (3 + len(STEPS))}")
+    processors = {}
     for how in asked.how:
         began = time.monotonic()
-        seconds, steps, overhead = measure(how, asked.nodes, asked.rounds)
+        seconds, steps, overhead, processors[how] = measure(how, asked.nodes, asked.rounds)
         parts = " | ".join(f"{steps[step]:.1f}" for step in STEPS)
         print(f"| {how} | {seconds:.1f} | {overhead:.1f} | {parts} | {time.monotonic() - began:.0f} |", flush=True)
+    print("\nprocessor seconds of a round")
+    for how, spent in processors.items():
+        parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in spent.items())
+        print(f"{how}: {sum(spent.values()):.1f}: {parts}")
 
 
 if __name__ == "__main__":

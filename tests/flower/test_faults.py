@@ -122,7 +122,17 @@ def of_objects(reply):
     return reply
 
 
+def in_pieces(reply, how):
+    pieces = wire.wrapped(reply.content)
+    pieces["piece-0"][""] = how(pieces["piece-0"][""])
+    reply.content = pieces
+    return reply
+
+
 MISDEEDS = {
+    "half a piece": (lambda r: in_pieces(r, lambda data: data[:-100]), "cannot be unwrapped"),
+    "a piece of something else": (lambda r: in_pieces(r, lambda data: "text"), "not bytes"),
+    "NaN in a piece": (lambda r: in_pieces(with_output(r, lambda w: w * np.nan), bytes), "not finite"),
     "NaN": (lambda r: with_output(r, lambda w: w * np.nan), "not finite"),
     "infinity": (lambda r: with_output(r, lambda w: w + np.inf), "not finite"),
     "a wrong shape": (lambda r: with_output(r, lambda w: w[:, :-1]), r"\(10, 15\), not float32 of \(10, 16\)"),

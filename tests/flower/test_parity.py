@@ -25,7 +25,7 @@ from cwfed.federation.experiment import deal
 from cwfed.federation.open_round import OpenRound
 from cwfed.federation.rounds import SPOILS, from_tree, phase_result, to_tree
 from cwfed.federation.simulation import Simulation
-from cwfed.flower import PersonalisedStrategy, wire
+from cwfed.flower import PersonalisedStrategy, post, wire
 from cwfed.flower.members import Hello
 from cwfed.flower.ray_backend import SimulatedRun
 from cwfed.flower.replies import read_score
@@ -75,8 +75,9 @@ def federate(config, folder, **federation):
     return plan, grid
 
 
-def assert_same_bits(config, folder, **untold):
+def assert_same_bits(config, folder, hear=lambda _: None, **untold):
     plan, grid = federate(config, folder)
+    grid.change = lambda _, reply: hear(reply) or reply
     reached, events = carry_out(PersonalisedStrategy(plan), grid)
     simulated, expected = finish(Simulation(config))
     assert leaves(reached.server) == leaves(simulated.server)
@@ -88,6 +89,24 @@ def assert_same_bits(config, folder, **untold):
 def test_a_federation_gives_the_simulators_bits(name, tmp_path):
     config = settings(name, "train.participation=0.5", "train.client_dropout=0.2", "run.evaluate_every=2")
     assert_same_bits(config, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cwfedavg", "ifca", "fednh"])
+def test_a_federation_between_processes_gives_the_simulators_bits(name, tmp_path, monkeypatch):
+    """There messages travel in pieces."""
+    monkeypatch.setattr(post, "HttpGrid", Loopback)
+    monkeypatch.setattr(wire, "PIECE", 1000)
+    rung, heard = [], []
+    monkeypatch.setattr(post.bell, "ring", rung.append)
+    config = settings(name, "train.rounds=2")
+    assert_same_bits(config, tmp_path, heard.append)
+    kinds = {
+        kind: {wire.is_wrapped(m.content) for m in heard if m.metadata.message_type == kind}
+        for kind in ("query", "train", "evaluate")
+    }
+    assert kinds == {"query": {False}, "train": {True}, "evaluate": {False}}, "what has numbers, and nothing else"
+    assert set(rung) == {"messages"}
+    assert len(rung) >= 4, "after each round of messages"
 
 
 def hits(logits, labels):

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from typer.main import get_command
 
 from cwfed import data
@@ -259,6 +261,59 @@ def test_what_is_sent_arrives(params):
     for name, tensor in params.items():
         assert torch.equal(found[name], tensor)
         assert found[name].dtype == tensor.dtype
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), tensors, min_size=1, max_size=4), st.integers(1, 1000))
+@settings(max_examples=50, deadline=None)
+def test_a_message_with_numbers_travels_in_few_pieces_and_arrives_as_it_was(params, piece):
+    content = RecordDict({"told": ConfigRecord({"round": 3, "run": "ab"}), "metrics": MetricRecord({"loss": [0.5]})})
+    assert wire.wrapped(content) is content, "there is nothing to win"
+    wire.upload_to(content, params, {})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(wire, "PIECE", piece)
+        there = wire.wrapped(content)
+    assert all(len(record[""]) <= piece for record in there.values())
+    found = wire.unwrapped(there)
+    assert found == content
+    assert list(found["model"]) == list(content["model"])
+    assert wire.unwrapped(found) is found
+
+
+def test_a_model_travels_in_three_calls():
+    content = RecordDict({"told": ConfigRecord({"round": 3})})
+    wire.download_to(content, Download(({f"layer {i}": torch.randn(100, 100) for i in range(8)},)))
+    calls = [len(get_all_nested_objects(Message(c, 1, "train"))) for c in (content, wire.wrapped(content))]
+    assert calls == [20, 3], "Flower sends each of them by itself, three times on the way"
+
+
+@given(st.lists(st.binary(max_size=100), min_size=1, max_size=3), st.integers(0, 200))
+@settings(max_examples=300, deadline=None)
+def test_pieces_that_make_no_message_are_refused(noise, cut):
+    content = RecordDict({"told": ConfigRecord({"round": 3})})
+    wire.download_to(content, Download(({"w": torch.zeros(3)},)))
+    honest = wire.wrapped(content)["piece-0"][""]
+    pieces = {f"piece-{i}": ConfigRecord({"": data}) for i, data in enumerate([honest[:cut], *noise])}
+    with suppress(wire.BadMessage):  # some noise is an empty message
+        wire.unwrapped(RecordDict(pieces))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"piece-0": ConfigRecord({"": "text"})},
+        {"piece-0": ConfigRecord({"": [b"a", b"b"]})},
+        {"piece-0": ConfigRecord()},
+        {"piece-0": MetricRecord({"": 1})},
+        {"piece-2": ConfigRecord({"": b""})},
+        {"told": ConfigRecord()},
+    ],
+    ids=str,
+)
+def test_pieces_of_another_kind_are_refused(more):
+    content = RecordDict()
+    wire.download_to(content, Download(({"w": torch.zeros(3)},)))
+    with pytest.raises(wire.BadMessage):
+        wire.unwrapped(RecordDict({**wire.wrapped(content), **more}))
 
 
 def test_downloads_of_any_number_of_models_arrive_in_order():

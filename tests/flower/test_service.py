@@ -25,8 +25,9 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
-from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Message as FlowerMessage
+from flwr.proto.message_pb2 import Metadata, PushObjectRequest
 from flwr.supercore.fab import Fab as StoredFab
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
@@ -38,10 +39,11 @@ from cwfed.cli import app
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import Note, Round
 from cwfed.federation.experiment import deal
-from cwfed.flower import PersonalisedStrategy, gate, keys, local, logs, programs, status
+from cwfed.flower import PersonalisedStrategy, bell, gate, keys, local, logs, post, programs, status, wire
 from cwfed.flower.deploy import certify, deploy, sign
 from cwfed.flower.gate import Gate, signatures_of
 from cwfed.flower.local import LocalFederation
+from cwfed.flower.plan import FederationSection
 from cwfed.flower.programs import Programs, free_port
 from cwfed.flower.project import bundle_of, read_plan, write_project
 from cwfed.flower.server import run_federation
@@ -118,7 +120,7 @@ def slow_superlink(asked: list[httpx.Request], empty: int) -> httpx.AsyncClient:
 
 
 def test_the_gate_asks_in_a_waiting_nodes_place_until_there_is_a_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "PAUSE", 0.001)
+    monkeypatch.setattr(gate, "WITHOUT_A_BELL", 0.001)
     asked: list[httpx.Request] = []
     app = Gate(slow_superlink(asked, 5), tmp_path)
     answer = ask(app, "POST", gate.GET_MESSAGES, content=b"who I am", headers={"signature": "mine"})
@@ -137,7 +139,7 @@ def test_the_gate_asks_in_a_waiting_nodes_place_until_there_is_a_message(tmp_pat
 
 
 def test_the_gate_takes_no_message_for_a_node_that_has_hung_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "PAUSE", 0.001)
+    monkeypatch.setattr(gate, "WITHOUT_A_BELL", 0.001)
     asked: list[httpx.Request] = []
     scope = {"type": "http", "method": "POST", "path": gate.GET_MESSAGES, "query_string": b"", "headers": []}
     words = iter([{"type": "http.request", "body": b""}])
@@ -154,6 +156,99 @@ def test_the_gate_takes_no_message_for_a_node_that_has_hung_up(tmp_path, monkeyp
 
     asyncio.run(Gate(slow_superlink(asked, 20), tmp_path)(scope, receive, send))
     assert 3 <= len(asked) < 20, "the message is there when the node comes back"
+
+
+def test_the_gate_asks_at_once_when_the_server_rings(tmp_path, monkeypatch):
+    monkeypatch.setenv(bell.FOLDER, str(tmp_path / "bells"))
+    bell.ring("messages")  # nobody is there
+    bells = bell.hang("messages"), bell.hang("messages")  # a gate that was started again
+    assert stat.S_IMODE((tmp_path / "bells" / "messages").stat().st_mode) == 0o600
+    monkeypatch.setattr(gate, "PAUSE", 3600.0)
+    monkeypatch.setattr(gate, "PATIENCE", 3600.0)
+    asked: list[httpx.Request] = []
+    app = Gate(slow_superlink(asked, 3), tmp_path, bells[1])
+
+    async def served() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://gate") as client:
+            node = asyncio.ensure_future(client.post(gate.GET_MESSAGES))
+            while not node.done():
+                seen = len(asked)
+                bell.ring("messages")
+                while len(asked) == seen and not node.done():
+                    await asyncio.sleep(0.001)
+            return await node
+
+    assert len(PullMessagesResponse.FromString(asyncio.run(served()).content).messages_list) == 1
+    assert len(asked) == 4
+    for _ in range(100_000):  # more than a pipe holds
+        bell.ring("messages")
+    for end in bells:
+        os.close(end or 0)
+
+
+def answer_in_parts(session: str, number: str, parts: int) -> tuple[str, bytes, bytes]:
+    """A node begins to answer a message."""
+    said = FlowerMessage(metadata=Metadata(reply_to_message_id=number))
+    left = PushMessagesResponse(objects_to_push=[str(i) for i in range(parts)], session_id=session)
+    request = PushMessagesRequest(messages_list=[said])
+    return gate.SEND_ANSWER, request.SerializeToString(), left.SerializeToString()
+
+
+def part(session: str) -> tuple[str, bytes, bytes]:
+    return gate.SEND_PART, PushObjectRequest(session_id=session, object_content=b"x").SerializeToString(), b""
+
+
+def test_the_gate_knows_when_all_of_an_answer_has_come(monkeypatch):
+    coming = gate.Coming()
+    calls = [answer_in_parts("s", "a1", 2), answer_in_parts("t", "b2", 1), part("s"), part("t"), part("s"), part("s")]
+    assert [coming.is_whole(*call) for call in calls] == ["", "", "", "b2", "a1", ""]
+    assert coming.is_whole(*answer_in_parts("u", "c3", 0)) == "c3"
+    for odd in ("", "two\nwords", "x" * 101):  # a node says what it likes
+        assert coming.is_whole(*answer_in_parts("u", odd, 0)) == ""
+    for path, asked, answer in (
+        (gate.SEND_ANSWER, b"\xff", b""),
+        (gate.SEND_ANSWER, b"", b""),
+        (gate.GET_APP, b"", b""),
+    ):
+        assert coming.is_whole(path, asked, answer) == ""
+    monkeypatch.setattr(gate, "MOST_ANSWERS", 2)
+    for session in "xyz":
+        coming.is_whole(*answer_in_parts(session, session, 1))
+    assert [coming.is_whole(*part(session)) for session in "xyz"] == ["", "y", "z"], (
+        "who never sends the rest is forgotten"
+    )
+
+
+def test_the_server_looks_for_the_answers_that_the_gate_names(tmp_path, monkeypatch):
+    monkeypatch.setenv(bell.FOLDER, str(tmp_path / "bells"))
+    monkeypatch.setattr(post, "WITH_A_BELL", processes.LIMIT)
+    names, looks = iter(["b", "stranger", "a"]), []
+
+    def select(*arguments):
+        bell.ring("answers", next(names))
+        return really(*arguments)
+
+    def pull(_, waiting):
+        looks.append(sorted(waiting))
+        return {number: number.upper() for number in waiting} if len(looks) > 1 else {}
+
+    really = post.select.select
+    monkeypatch.setattr(post.select, "select", select)
+    here = post.Post(FederationSection(shape="1x8x8", classes=10, timeout=2 * processes.LIMIT))
+    monkeypatch.setattr(here, "push", lambda *_: {"a": None, "b": None})
+    here.pull = pull
+    assert list(here.exchange(None, [])) == ["B", "A"]
+    assert looks == [["a", "b"], ["b"], ["a"]]
+    os.close(here._bell)
+
+
+def test_without_pipes_there_is_no_bell(tmp_path, monkeypatch):
+    monkeypatch.setenv(bell.FOLDER, str(tmp_path / "no" / "where"))
+    assert bell.hang("messages") is None
+    bell.ring("messages")
+    monkeypatch.delenv(bell.FOLDER)
+    assert bell.hang("messages") is None
+    bell.ring("messages")
 
 
 def test_nodes_run_what_was_signed_and_nothing_else(deployed):
@@ -408,7 +503,9 @@ def test_versions_of_one_protocol_go_together(tmp_path):
 
     grid.change = other
     _, events = carry_out(strategy, grid)
-    assert "client-003 was left out: it has messages of protocol 0.9, the federation 1.0" in notes(events)
+    assert f"client-003 was left out: it has messages of protocol 0.9, the federation {wire.PROTOCOL}" in notes(
+        events
+    )
     assert all(e.participants == [0, 1, 2] for e in events if isinstance(e, Round))
 
 

@@ -30,7 +30,7 @@ from cwfed.runs.folder import RunFolder
 from tests.conftest import leaves, small
 from tests.flower.helpers import Loopback, plan_of
 from tests.fuzz.base import SMALLER, World, target
-from tests.fuzz.cases import MUTATIONS, NAMES, mutate
+from tests.fuzz.cases import MUTATIONS, NAMES, Mutation, mutate
 
 NUMBERS = st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=True, allow_infinity=True))
 VALUES = st.one_of(NUMBERS, st.lists(st.integers(-5, 5), max_size=3), st.lists(st.floats(-5, 5), max_size=3))
@@ -160,8 +160,20 @@ def renumbered(numbers: np.ndarray, how: str, value: float) -> np.ndarray:
 def uploads(world: World, changes: list[tuple[str, str, Any]]) -> None:
     """An answer that was changed on its way: the round goes on, with it if it is still a good one, else without."""
     here = office(world)
+    judged(here, changed(here.replies[0].content, changes, "model"))
+
+
+@target(MUTATIONS)
+def pieces(world: World, mutations: Mutation) -> None:
+    """The same of an answer as it travels between processes."""
+    here = office(world)
+    data = wire.wrapped(here.replies[0].content)["piece-0"][""]
+    judged(here, RecordDict({"piece-0": ConfigRecord({"": mutate(data, mutations)})}))
+
+
+def judged(here: Office, content: RecordDict) -> None:
+    """The server takes this for the first node's answer, or refuses it; the round goes on."""
     first, *others = here.replies
-    content = changed(first.content, changes, "model")
     reply = Message(content, reply_to=here.grid.told[int(first.metadata.reply_to_message_id)])
     reply.metadata.__dict__["_src_node_id"] = first.metadata.src_node_id
     state = here.answer([reply, *others])

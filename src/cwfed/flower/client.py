@@ -90,7 +90,7 @@ def client_app(
 
 def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequence[Mod]) -> ClientApp:
     """The app that answers the three messages with the workers that it is given."""
-    app = ClientApp()
+    app = Wrapping()
 
     def answer(message: Message, context: Context, work: Callable[[Site, WorkerOf], RecordDict]) -> Message:
         """An error the user can fix goes to the server as a sentence, not as a traceback."""
@@ -146,6 +146,20 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
         return answer(message, context, work)
 
     return app
+
+
+class Wrapping(ClientApp):
+    """An app whose functions and mods see a message as it was before it was wrapped for the way; its answer goes back as the message came."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        if not message.has_content() or not wire.is_wrapped(message.content):
+            return super().__call__(message, context)
+        message.content = wire.unwrapped(message.content)
+        reply = super().__call__(message, context)
+        if reply.has_content():
+            reply.content = wire.wrapped(reply.content)
+        return reply
 
 
 class _Problem(Exception):

@@ -4,8 +4,9 @@ Flower's SuperNode starts a program, `flwr-clientapp`, for every message, and th
 
     python -P -m cwfed.flower.fork_server FOLDER flower-supernode ...
 
-starts the same SuperNode with a folder of ours first on its PATH, in which `flwr-clientapp` is `clientapp_shim.py`, and beside it
-the fork server, which the shim reaches through a socket in that folder. The folder is its owner's alone (mode 700).
+is the same SuperNode (Flower's own function, with shorter waits: `waits.py`) with a folder of ours first on its PATH, in which `flwr-clientapp` is
+`clientapp_shim.py`, and beside it the fork server, which the shim reaches through a socket in that folder. The folder is its owner's alone (mode 700). `flower-superexec`,
+the helper that starts a program for a message, is found there too: Flower's own function, woken when there is a message.
 
 One process for each message stays, as Flower has it: it begins where an interpreter stands after its imports, runs Flower's
 own `flwr-clientapp`, and leaves nothing to the next one. Every process ends with the node, also where that is killed: the
@@ -33,9 +34,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cwfed.core.errors import CwfedError
-from cwfed.flower import clientapp_shim
+from cwfed.flower import bell, clientapp_shim
 
-PROGRAM = "flwr-clientapp"
+PROGRAM, SUPERNODE, HELPER = "flwr-clientapp", "flower-supernode", "flower-superexec"
+WAITS = "cwfed.flower.waits"
+"""A module that imports Flower, which the shim's own process has no need of."""
 PRELOADED = ("flwr.supernode.cli", "cwfed.flower.client", "threadpoolctl")
 SOONEST, LATEST = 5.0, 600.0
 """Seconds until a fork server that has died is started again: twice as long every time, up to the latter."""
@@ -47,25 +50,30 @@ CANNOT = 3
 
 def main(folder: Path, *supernode: str) -> NoReturn:
     """Become a SuperNode that has a fork server beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    os.environ[bell.FOLDER] = str(folder)
+    install(folder, HELPER, sys.executable, "-P", "-m", WAITS, HELPER)
     if sys.platform == "linux" and (program := shutil.which(PROGRAM)):  # elsewhere forking is not safe after imports
-        install(folder, program)
+        install(folder, PROGRAM, sys.executable, "-I", "-S", clientapp_shim.__file__, str(folder), program)
         ends, life = os.pipe()
         serve = f"from cwfed.flower import fork_server; fork_server.keep({str(folder)!r}, {ends})"
         subprocess.Popen([sys.executable, "-P", "-c", serve], pass_fds=[ends], start_new_session=True)
         os.set_inheritable(life, True)
-        os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+    os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+    if supernode[0] == SUPERNODE:
+        sys.argv = list(supernode)
+        import_module(WAITS).run_supernode()
+        sys.exit()
     try:
         os.execvp(supernode[0], supernode)
     except OSError as error:
         raise CwfedError(f"{supernode[0]} cannot be started: {error.strerror}") from None
 
 
-def install(folder: Path, program: str) -> None:
-    """Make the folder, with the shim in it as an executable file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    words = [sys.executable, "-I", "-S", clientapp_shim.__file__, str(folder), program]
-    shim = folder / PROGRAM
+def install(folder: Path, name: str, *words: str) -> None:
+    """What is found under this name in the folder: a program that becomes another one."""
+    shim = folder / name
     shim.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     shim.chmod(0o700)
 
@@ -118,7 +126,7 @@ def preload() -> None:
     """Import what answering a message needs, and do nothing else: no thread, no open file, nothing random."""
     for name in PRELOADED:
         import_module(name)
-    import_module("cwfed.flower.waits").ask_sooner()
+    import_module(WAITS).ask_sooner()
 
 
 @dataclass

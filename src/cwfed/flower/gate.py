@@ -9,7 +9,8 @@ Nodes that run only signed apps (`flower-supernode --trusted-entities`) expect t
 has none for apps that do not come from Flower's hub. The gate adds those that lie in its folder. It cannot make any.
 
 A SuperNode (flwr 1.41) that asks for messages and gets none sleeps for three seconds, which nobody can set. So the gate keeps one that asks waiting
-and asks again in its place, with its own signed request, until there is a message or `PATIENCE` is over.
+and asks again in its place, with its own signed request, until there is a message or `PATIENCE` is over: when the server rings (`bell.py`), and now and then. The other way
+round the server need not ask for answers all the time: the gate rings when all parts of one have gone through.
 """
 
 from __future__ import annotations
@@ -21,31 +22,37 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 from flwr.proto.fab_pb2 import GetFabResponse
-from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectRequest
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from cwfed.flower import bell
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 GET_APP, GET_MESSAGES = "/v1/fleet/get-fab", "/v1/fleet/pull-messages"
+SEND_ANSWER, SEND_PART = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 PASSED_ON = {
     GET_APP,
     GET_MESSAGES,
+    SEND_ANSWER,
+    SEND_PART,
     *(
         f"/v1/fleet/{call}"
         for call in (
             "activate-node",
             "deactivate-node",
             "send-node-heartbeat",
-            "push-messages",
             "get-run",
-            "push-object",
             "pull-object",
             "confirm-message-received",
         )
@@ -56,9 +63,11 @@ MOST_BYTES = 32 * 2**20
 """Of one request: Flower sends arrays in pieces of 5 MiB."""
 PATIENCE = 20.0
 """Seconds that a node is kept waiting for a message: it hangs up after 30, and its signature is good for 300."""
-PAUSE, PER_NODE = 0.5, 0.05
-"""Seconds between two questions in a waiting node's place: the former, or the latter times the nodes that wait, so that the SuperLink is asked
-20 times a second at most (with four nodes eight times: at 20 a second it was nearly half a core, on a machine that has two)."""
+PAUSE, WITHOUT_A_BELL, PER_NODE = 2.0, 0.5, 0.05
+"""Seconds between two questions in a waiting node's place while nobody rings: the first (the second where nobody can), or the last times the nodes that wait, so that the
+SuperLink is asked 20 times a second at most (with four nodes twice: at 20 a second it was nearly half a core, on a machine that has two)."""
+MOST_ANSWERS = 10_000
+"""Of those that have begun to come in: a node may never send the rest of one."""
 OWN_TO_A_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"host"}
 UNCODED = {b"content-encoding", b"content-length", b"transfer-encoding", b"connection", b"date", b"server"}
 
@@ -66,11 +75,13 @@ UNCODED = {b"content-encoding", b"content-length", b"transfer-encoding", b"conne
 class Gate:
     """An ASGI app that passes nodes' calls on to the SuperLink."""
 
-    def __init__(self, superlink: httpx.AsyncClient, signatures: Path) -> None:
+    def __init__(self, superlink: httpx.AsyncClient, signatures: Path, hung: int | None = None) -> None:
         self.superlink, self.signatures = superlink, signatures
         self.is_ending: Callable[[], bool] = lambda: False
-        self._waiting = 0
-        """Nodes that are kept waiting."""
+        self._waiting: set[asyncio.Event] = set()
+        """For each node that is kept waiting, what is set when the bell was rung."""
+        self._bell, self._is_heard = hung, False
+        self._coming = Coming()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -99,6 +110,10 @@ class Gate:
                 answer = await self._wait(answer, receive)
         except httpx.HTTPError:  # nodes try again on this one
             return 503, [], b"the SuperLink does not answer\n"
+        if answer.status_code == 200 and (
+            whole := self._coming.is_whole(scope["path"], bytes(asked), answer.content)
+        ):
+            bell.ring("answers", whole)
         body = answer.content
         if scope["path"] == GET_APP and answer.status_code == 200:
             body = self._with_signatures(body)
@@ -107,25 +122,70 @@ class Gate:
 
     async def _wait(self, answer: httpx.Response, receive: Receive) -> httpx.Response:
         """Ask the same again until there is a message; a node that has hung up gets none, so that it is there when the node comes back."""
+        self._listen()
         until = time.monotonic() + PATIENCE
         gone = asyncio.ensure_future(receive())
-        self._waiting += 1
+        self._waiting.add(rung := asyncio.Event())
         try:
             while is_empty(answer) and time.monotonic() < until and not self.is_ending():
-                await asyncio.wait([gone], timeout=max(PAUSE, PER_NODE * self._waiting))
+                heard = asyncio.ensure_future(rung.wait())
+                pause = max(WITHOUT_A_BELL if self._bell is None else PAUSE, PER_NODE * len(self._waiting))
+                await asyncio.wait([gone, heard], timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                heard.cancel()
+                rung.clear()
                 if gone.done():
                     break
                 answer = await self.superlink.send(answer.request)
         finally:
-            self._waiting -= 1
+            self._waiting.remove(rung)
             gone.cancel()
         return answer
+
+    def _listen(self) -> None:
+        """Hear the bell from now on: there is a loop only once somebody has called."""
+        if self._bell is not None and not self._is_heard:
+            asyncio.get_running_loop().add_reader(self._bell, self._rung)
+            self._is_heard = True
+
+    def _rung(self) -> None:
+        if self._bell is not None:
+            bell.heard(self._bell)
+        for rung in self._waiting:
+            rung.set()
 
     def _with_signatures(self, body: bytes) -> bytes:
         answer = GetFabResponse.FromString(body)
         for key, text in signatures_of(answer.fab.content, self.signatures).items():
             answer.fab.verifications[key] = text
         return bytes(answer.SerializeToString())
+
+
+class Coming:
+    """The answers of which parts are still to come."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[str, int]] = {}
+        """By the session in which they come: the message that is answered, and how many parts."""
+
+    def is_whole(self, path: str, asked: bytes, answer: bytes) -> str:
+        """After a call that went well: the number of the message whose answer is whole now, as its node says; "" where none is."""
+        with suppress(DecodeError, IndexError, KeyError):
+            if path == SEND_ANSWER:
+                said, session = PushMessagesRequest.FromString(asked), PushMessagesResponse.FromString(answer)
+                number, name = said.messages_list[0].metadata.reply_to_message_id, session.session_id
+                left = len(session.objects_to_push)
+            elif path == SEND_PART:
+                name = PushObjectRequest.FromString(asked).session_id
+                number, left = self._left.pop(name)
+                left -= 1
+            else:
+                return ""
+            if left <= 0:
+                return number if number.isalnum() and len(number) <= 100 else ""
+            self._left[name] = number, left
+            if len(self._left) > MOST_ANSWERS:
+                del self._left[next(iter(self._left))]
+        return ""
 
 
 def is_empty(answer: httpx.Response) -> bool:
@@ -153,7 +213,7 @@ def serve(public: str, control: int, keys: Path, signatures: Path) -> None:
         limits=httpx.Limits(max_connections=None),
         trust_env=False,
     )
-    gate = Gate(superlink, signatures)
+    gate = Gate(superlink, signatures, bell.hang("messages"))
     server = uvicorn.Server(
         uvicorn.Config(
             gate,

@@ -19,12 +19,12 @@ from cwfed.federation.experiment import deal
 from cwfed.federation.settings import flat
 from cwfed.flower import keys, programs
 from cwfed.flower.plan import FederationSection, Plan
-from cwfed.flower.programs import Programs, free_port, supernode
+from cwfed.flower.programs import Programs, free_port, supernode, written
 from cwfed.flower.project import read_plan, with_most_samples, write_project
 
 LOOK_EVERY, LOOK_AT_THE_END = 20.0, 1.0
-"""Seconds between two questions how a run is: each starts a process of Flower's, which takes a core for two seconds. At the end, where the
-server has written its summary, sooner."""
+"""Seconds after the last event, or the last question, until it is asked how a run is: that starts a process of Flower's, which takes a core for two seconds. At the
+end, where the server has written its summary, sooner."""
 
 
 def node_name(number: int) -> str:
@@ -171,13 +171,8 @@ class LocalFederation(Programs):
             for line in lines[done:]:
                 if line.endswith("\n"):
                     on_event(from_json(line))
-                    done += 1
+                    done, looked = done + 1, time.monotonic()
             self.revive()
             if status.startswith("finished"):
                 return "" if status == "finished:completed" else f"{status.partition(':')[2]}: {details}"
             time.sleep(0.3)
-
-
-def written(path: Path) -> int:
-    """When a file was last written; 0 where there is none."""
-    return path.stat().st_mtime_ns if path.exists() else 0

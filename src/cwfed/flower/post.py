@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Iterator
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 
+from cwfed.flower import bell, wire
 from cwfed.flower import replies as replies_of
 from cwfed.flower.plan import FederationSection
 
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
 """Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+WITH_A_BELL = 2.0
+"""Seconds until all are looked for where the gate rings for those that have come."""
 RESTS = 3
 """A look asks once for every node that is waited for, so with many of them it takes long; the pause after it is at least so many
 times as long, and the SuperLink has time for the nodes."""
@@ -33,6 +38,7 @@ class Post:
         """Set by who wants the federation to end: at the next look for answers."""
         self.pull = replies_of.pull
         """How answers are looked for."""
+        self._bell: int | None = None
 
     def now(self) -> float:
         """Seconds, from any beginning."""
@@ -40,7 +46,11 @@ class Post:
 
     def push(self, grid: Grid, messages: list[Message]) -> dict[str, Message]:
         """Send messages; those that went off, by their number."""
+        if isinstance(grid, HttpGrid):
+            for message in messages:
+                message.content = wire.wrapped(message.content)
         numbers = set(grid.push_messages(messages))
+        bell.ring("messages")
         sent = {message.metadata.message_id: message for message in messages}
         return {number: message for number, message in sent.items() if number in numbers}
 
@@ -50,15 +60,31 @@ class Post:
         del messages  # whatever is answered need not be kept
         until = self.now() + self._federation.timeout
         pause = LEAST_PAUSE
+        expected = set(waiting)
         while waiting and self.now() < until:
             began = self.now()
-            found = self.pull(grid, waiting)
+            found = self.pull(grid, {number: message for number, message in waiting.items() if number in expected})
             rest = RESTS * (self.now() - began)
             waiting = {number: message for number, message in waiting.items() if number not in found}
             pause = LEAST_PAUSE if found else min(2 * pause, MOST_PAUSE)
             while found:
                 yield found.pop(next(iter(found)))
-            self.sleep(max(pause, rest) if waiting else 0)
+            expected = self._rest(max(pause, rest) if waiting else 0, set(waiting))
+
+    def _rest(self, seconds: float, waiting: set[str]) -> set[str]:
+        """Wait until it is time to look for answers again; for which. Where the gate rings, those it names; and now and then all of them."""
+        if self._bell is None and (hung := bell.hang("answers")) is not None:
+            self._bell = hung
+        if self._bell is None or not waiting:
+            self.sleep(seconds)
+            return waiting
+        until = time.monotonic() + max(WITH_A_BELL, seconds)
+        while (left := until - time.monotonic()) > 0:
+            self.sleep(0)  # whoever wants the federation to end is heard
+            select.select([self._bell], [], [], left)
+            if come := bell.heard(self._bell) & waiting:
+                return come
+        return waiting
 
     def sleep(self, seconds: float) -> None:
         """Wait, unless the federation is to end."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cwfed.core.errors import RunError
+from cwfed.flower import bell
 
 STARTS_WITHIN = 60.0
 """Seconds that Flower's processes may take to come up."""
@@ -30,8 +31,6 @@ SOONEST, LATEST = 5.0, 15.0
 """Seconds between two starts of a program that does not stay: twice as long every time, up to the latter."""
 STAYS = 60.0
 """Seconds after which a program counts as running."""
-LOOK_FOR_WORK = 0.25
-"""Seconds between two looks of a SuperNode's helper for a message that has come (Flower's own default is 1)."""
 MODULE = (sys.executable, "-P", "-m")
 """Starts a module; nothing is imported from the folder in which it is started."""
 MARK = "CWFED_TRIAL"
@@ -50,6 +49,11 @@ def answers(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def written(path: Path) -> int:
+    """When a file was last written; 0 where there is none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def marked(mark: str) -> list[int]:
@@ -87,12 +91,10 @@ class Programs:
         return {
             **os.environ,
             "FLWR_HOME": str(self.home),
+            bell.FOLDER: str(self.folder / "bells"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get(
-                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(LOOK_FOR_WORK)
-            ),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
 

@@ -89,9 +89,10 @@ def _content(reply: Message) -> RecordDict:
     if reply.has_error():
         lines = (reply.error.reason or "").strip().splitlines() or [f"error {reply.error.code}"]
         raise wire.BadMessage(f"its app failed: {lines[-1]}")
-    if "problem" in reply.content.config_records:
-        raise wire.BadMessage(str(reply.content.config_records["problem"].get("reason", "")))
-    return reply.content
+    content = wire.unwrapped(reply.content)
+    if "problem" in content.config_records:
+        raise wire.BadMessage(str(content.config_records["problem"].get("reason", "")))
+    return content
 
 
 def read_hello(node: int, content: RecordDict) -> Hello:

@@ -28,14 +28,14 @@ from cwfed.core.errors import CwfedError, RunError
 from cwfed.federation.settings import Section
 from cwfed.flower import keys, logs, programs
 from cwfed.flower.gate import signatures_of
-from cwfed.flower.programs import Programs, answers, supernode
+from cwfed.flower.programs import Programs, answers, supernode, written
 from cwfed.flower.project import bundle_of, read_plan
 from cwfed.runs.folder import RunFolder
 
 log = logging.getLogger("cwfed.flower")
 
 LOOK_EVERY = 10.0
-"""Seconds between two questions how the run is, and between two starts of one that failed."""
+"""Seconds between two questions how the run is, each of which takes a core for two seconds, after its last event, and between two starts of one that failed."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -301,7 +301,7 @@ class Server(Programs):
             overrides.write_text(tomli_w.dumps({"federation": here}), encoding="utf-8")
             self.run, self._wish = self.run_app(self.app, f"--run-config={overrides}"), wish
             log.info("run %d was started", self.run)
-        else:
+        elif not 0 <= time.time_ns() - written(self.run_folder.path / "events.jsonl") <= LOOK_EVERY * 1e9:
             self._look_at(self.run, wish)
 
     def _look_at(self, run: int, wish: str) -> None:

@@ -2,6 +2,10 @@
 
 Numbers travel as numpy's file format, as Flower's own records do. They are read here by their header, never by
 `numpy.load`: a header may claim more memory than a machine has.
+
+Between processes Flower sends every record, every array and every 5 MiB of an array by a call of its own, from the server to the SuperLink, from there to the node
+and from there to the process of the message: some 20 calls three times for a network of eight tensors. So where a message has numbers, all of it
+travels as one piece of bytes (`wrapped`), which is Flower's own encoding of such a content.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as Encoded
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
@@ -21,7 +27,7 @@ from cwfed.core.errors import RunError, plain
 from cwfed.core.types import Download, ExtraSpec, Params
 from cwfed.flower.numbers import Numbers, as_numpy
 
-PROTOCOL = "1.0"
+PROTOCOL = "2.0"
 """What the two sides of a federation must have in common. The first number changes with the meaning of a message, the second
 with the numbers that come out (a federation of both would not have the simulator's bits); all other versions go together."""
 HEADER = 256
@@ -30,6 +36,8 @@ LONGEST_HEADER = 2**14
 """Bytes in which a header is looked for; numpy reads none of more than 10,000."""
 LONGEST = 300
 """Characters of a node's own words that go into a log or an event."""
+PIECE, PIECES = 4 * 2**20, "piece-"
+"""Bytes of a message that travel in one call at most, and what such pieces are called."""
 LARGEST = 1e100
 """No loss is larger (they are computed in float32), and sums of such numbers are finite."""
 
@@ -39,6 +47,36 @@ Pack: TypeAlias = Callable[[Params], ArrayRecord]
 
 class BadMessage(RunError):
     """A message that is not what it should be; the sentence says how."""
+
+
+def wrapped(content: RecordDict) -> RecordDict:
+    """A message's content for the way between processes; one without numbers stays as it is."""
+    if not content.array_records:
+        return content
+    whole = memoryview(recorddict_to_proto(content).SerializeToString())
+    starts = range(0, len(whole), PIECE)
+    return RecordDict(
+        {f"{PIECES}{i}": ConfigRecord({"": bytes(whole[at : at + PIECE])}) for i, at in enumerate(starts)}
+    )
+
+
+def is_wrapped(content: RecordDict) -> bool:
+    """Whether this is a content in pieces."""
+    return f"{PIECES}0" in content
+
+
+def unwrapped(content: RecordDict) -> RecordDict:
+    """The content that was wrapped; one that was not is what it is."""
+    if not is_wrapped(content):
+        return content
+    pieces = [texts(content, f"{PIECES}{i}").get("") for i in range(len(content))]
+    whole = [piece for piece in pieces if isinstance(piece, bytes)]
+    try:
+        if len(whole) == len(pieces):
+            return recorddict_from_proto(Encoded.FromString(b"".join(whole)))
+    except Exception as error:  # of protobuf, and of Flower's records for values that they do not take
+        raise BadMessage(f"the message cannot be unwrapped ({type(error).__name__})") from None
+    raise BadMessage("a piece of the message is not bytes")
 
 
 def said(words: object, longest: int = LONGEST) -> str:
