@@ -63,7 +63,7 @@ SETTINGS = {
     "digits": Setting(
         "digits, 20 clients with two classes each, 20 rounds",
         {"data": {"name": "digits", "partition": "pathological", "classes_per_client": 2}, "train": {"rounds": 20}},
-        "0.02,0.05,0.1,0.2,0.4",
+        "0.02,0.05,0.1,0.2",
         {},
         "0,1,2",
     ),

@@ -306,3 +306,21 @@ def test_own_algorithm_model_and_data_from_the_working_directory(tmp_path):
               "--set=model.name=mine:model", "--set=data.clients=4", "--set=train.rounds=2", "--json", cwd=tmp_path).stdout
     )  # fmt: skip
     assert summary["algorithm"] == "mine:Mine"
+
+
+def test_the_classes_of_a_run_have_the_names_that_the_data_give_them(tmp_path):
+    lines = ["size,kind", *(f"{i % 3 + i / 100},{['ox', 'cat', 'eel'][i % 3]}" for i in range(60))]
+    (tmp_path / "kinds.csv").write_text("\n".join(lines))
+    sets = [
+        "data.name=csv",
+        "data.path=kinds.csv",
+        "data.label_column=kind",
+        "data.feature_columns=['size']",
+        "data.partition=iid",
+        "data.clients=2",
+        "train.rounds=1",
+    ]
+    told = cwfed("run", *(word for one in sets for word in ("--set", one)), cwd=tmp_path).stdout
+    (line,) = [line for line in told.splitlines() if line.startswith("classes: ")]
+    assert all(name in line for name in ("ox", "cat", "eel"))
+    assert ", 1 round, seed 0" in told

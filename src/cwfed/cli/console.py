@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from cwfed.core.errors import MOST_NAME, plain
 from cwfed.core.terminal import FEW_CLASSES, escape, out
 from cwfed.report.fitting import FittedTable
 
@@ -44,15 +45,15 @@ def disk_use(folders: Sequence[Path]) -> str:
     return size(whole) + (f" ({', '.join(words)})" if words else "") + large
 
 
-def print_summary(summary: Summary) -> None:
+def print_summary(summary: Summary, class_names: Sequence[str] = ()) -> None:
     """A run in a table and a few lines."""
     from cwfed.core.metrics import words
-    from cwfed.report.tables import duration, shown, size
+    from cwfed.report.tables import duration, rounds, shown, size
 
     reported, per_client = summary.reported, summary.per_client
     table = FittedTable(
         ("test accuracy", "best on test", "picked on validation", "last round"),
-        title=f"{summary.algorithm} on {summary.dataset}, {summary.rounds} rounds, seed {summary.seed}",
+        title=f"{summary.algorithm} on {summary.dataset}, {rounds(summary.rounds)}, seed {summary.seed}",
     )
     for phase, picks in summary["accuracy"].items():
         mark = " (reported)" if phase == reported.phase else ""
@@ -66,7 +67,7 @@ def print_summary(summary: Summary) -> None:
     if reported.metric:
         out.print(f"rounds are picked by {words(reported.metric)}, not by accuracy", highlight=False)
     if summary.per_class:
-        _print_worst_classes(summary.per_class.recall)
+        _print_worst_classes(summary.per_class.recall, class_names)
     out.print(
         f"clients: mean {per_client.mean:.2%}, std {per_client.std:.2%}, worst tenth {per_client.worst_decile:.2%}; "
         f"traffic {size(summary.traffic.down)} down, {size(summary.traffic.up)} up; "
@@ -88,11 +89,16 @@ def print_summary(summary: Summary) -> None:
         out.print(f"note: {escape(note)}", highlight=False)
 
 
-def _print_worst_classes(recalls: list[float | None]) -> None:
-    """The classes that the models know least; summary.json has all."""
+def _print_worst_classes(recalls: list[float | None], names: Sequence[str]) -> None:
+    """The classes that the models know least, by the names that the data have for them; summary.json has all."""
     known = sorted((recall, k) for k, recall in enumerate(recalls) if recall is not None)
-    worst = ", ".join(f"class {k} {recall:.2%}" for recall, k in known[:3])
-    out.print(f"classes: least recall {worst}; best {known[-1][0]:.2%} (class {known[-1][1]})", highlight=False)
+
+    def called(k: int) -> str:
+        name = plain(names[k], MOST_NAME) if k < len(names) else str(k)
+        return f"class {k}" if name == str(k) else escape(name)
+
+    worst = ", ".join(f"{called(k)} {recall:.2%}" for recall, k in known[:3])
+    out.print(f"classes: least recall {worst}; best {known[-1][0]:.2%} ({called(known[-1][1])})", highlight=False)
 
 
 def print_bench(result: dict[str, Any]) -> None:

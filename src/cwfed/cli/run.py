@@ -48,6 +48,7 @@ def run(
     """Run one experiment and leave its folder."""
     from cwfed import api
     from cwfed.runs import session
+    from cwfed.runs.folder import RunFolder
 
     if resume and out_dir is None:
         raise CwfedError("--resume needs the folder of the run: --out DIR")
@@ -72,7 +73,7 @@ def run(
     if as_json:
         print(summary.to_json())
         return
-    print_summary(summary)
+    print_summary(summary, list(map(str, RunFolder(folder).facts().data.classes)))
     names = ("summary.json", "config.toml", "events.jsonl", "models")
     there = ", ".join(name for name in names if (folder / name).exists())  # models may be too large to save
     out.print(f"\nEverything is in [bold]{escape(str(folder))}[/bold]: {there}")

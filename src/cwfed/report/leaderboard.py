@@ -200,15 +200,11 @@ def _titles(members: Sequence[Sequence[RunRecord]]) -> list[str]:
         seeds = sorted({record.started.seed for record in records})
         which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         told += [f"split {split(first)[:8]}, {which}"] if len(members) > 1 else []
-        titles.append("; ".join([f"{describe(first)}, {_rounds(first.config.train.rounds)}", *told]))
+        titles.append("; ".join([f"{describe(first)}, {tables.rounds(first.config.train.rounds)}", *told]))
     return titles
 
 
 # --- for people
-
-
-def _rounds(count: int) -> str:
-    return f"{count} round{'s' if count != 1 else ''}"
 
 
 def terminal(board: Board) -> FittedTable:

@@ -78,6 +78,11 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def rounds(count: int) -> str:
+    """1 round, 2 rounds."""
+    return f"{count} round{'s' * (count != 1)}"
+
+
 def duration(seconds: float) -> str:
     """
     >>> duration(3750)
