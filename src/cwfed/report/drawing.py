@@ -41,6 +41,8 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[
     check_formats(formats)
     dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in formats]
+    figure.draw_without_rendering()  # finds the layout, which takes longer than to draw: once for all formats
+    figure.set_layout_engine("none")
     for path, ending in zip(paths, formats, strict=True):
         if ending == "png":
             _save_small_png(figure, path)
