@@ -1,6 +1,7 @@
 """Class capture with and without defences, on CIFAR-10 and on digits: the tables and the picture of docs/security.md.
 
     CWFED_DATA=... python benchmarks/class_capture.py [OUT [STUDY]]        a study by a part of its name; default: all
+    python benchmarks/class_capture.py redraw         the picture from the table in docs/security-evidence.md, without any run
 
 20 clients (on digits also 5, where every class has one holder), one of them bad; all accuracies are those of the others, on the
 models the server hands out. Three seeds: another split, another attacker, other initial models. Runs that are in OUT already are
@@ -10,6 +11,7 @@ only read, unfinished ones go on.
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ import cwfed
 from cwfed.core.errors import RunError
 from cwfed.core.events import Round
 from cwfed.federation import config as configs
+from cwfed.report.style import HATCHES, PARTS
 from cwfed.runs.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -111,20 +114,29 @@ def cell(outcomes: Sequence[Outcome]) -> str:
     return f"{mean(outcomes):.1f} ± {spread:.1f}" + (f", {given_up} given up" if given_up else "")
 
 
-def draw(found: dict[str, dict[str, list[Outcome]]], path: Path) -> None:
+def draw(found: dict[str, dict[str, float]], path: Path) -> None:
+    """The means, by column and defence."""
     figure, axes = plt.subplots(figsize=(8, 3.6), constrained_layout=True)
     defences = list(next(iter(found.values())))
     width = 0.8 / len(found)
     for i, (column, outcomes) in enumerate(found.items()):
         at = [x + (i - (len(found) - 1) / 2) * width for x in range(len(defences))]
-        heights = [mean(outcomes[defence]) for defence in defences]
-        bars = axes.bar(at, heights, width, label=column, color=("#4c72b0", "#dd8452", "#c44e52")[i])
+        heights = [outcomes[defence] for defence in defences]
+        bars = axes.bar(at, heights, width, label=column, color=PARTS[i], hatch=HATCHES[i], edgecolor="white")
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
     axes.set_xticks(range(len(defences)), [name.replace(" and ", "\nand ") for name in defences], fontsize=8)
     axes.set_ylabel("accuracy of honest clients, %")
     axes.legend(fontsize=8, ncols=len(found), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
+
+
+def redraw() -> None:
+    """The picture from the page's table of one seed."""
+    page = (ROOT / "docs" / "security-evidence.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+)% \| ([\d.]+)%[^|]*\|$", page, re.M)
+    means = {column: {row[0]: float(row[i]) for row in rows} for i, column in ((1, CLEAN), (2, STRONG))}
+    draw(means, ROOT / "docs" / "class-capture.png")
 
 
 def main(out: str = "runs/class-capture", chosen: str = "") -> None:
@@ -139,8 +151,9 @@ def main(out: str = "runs/class-capture", chosen: str = "") -> None:
                 found[column][defence] = [carry_out(name, defence, column, seed, Path(out)) for seed in SEEDS]
             print(f"| {defence} |", " | ".join(cell(found[column][defence]) for column in found), "|", flush=True)
         if name.startswith("cifar10"):
-            draw(found, ROOT / "docs" / "class-capture.png")
+            means = {column: {name: mean(of) for name, of in by.items()} for column, by in found.items()}
+            draw(means, ROOT / "docs" / "class-capture.png")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    redraw() if sys.argv[1:] == ["redraw"] else main(*sys.argv[1:])

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     lr: str
     """The learning rates that are tried, for every method."""
     own: dict[str, str]
-    """What a method tries here of its own setting, where `OWN` does not fit."""
+    """What a method tries here of its own setting, where `OWN` does not fit; "" is its default only."""
     seeds: str
 
 
@@ -63,8 +63,9 @@ SETTINGS = {
     "digits": Setting(
         "digits, 20 clients with two classes each, 20 rounds",
         {"data": {"name": "digits", "partition": "pathological", "classes_per_client": 2}, "train": {"rounds": 20}},
-        "0.02,0.05,0.1,0.2",
-        {},
+        "0.05,0.1,0.2,0.4",
+        dict.fromkeys(OWN, "")
+        | {"cwfedavg": "wdr=5,20"},  # a sweep of minutes: the rates, with the papers' own settings
         "0,1,2",
     ),
     "cifar10-pathological": Setting(

@@ -2,12 +2,14 @@
 
     python benchmarks/privacy_curves.py dial dp draw --data-dir DATA --runs runs/privacy --docs docs
 
-CIFAR-10, 4,000 samples, 20 clients, the paper's CNN. Runs that are there are not run again; `cwfed privacy` shows any of them.
+CIFAR-10, 4,000 samples, 20 clients, the paper's CNN. Runs that are there are not run again; `cwfed privacy` shows any of them. `redraw` makes the
+pictures of the dial and of DP from the tables in docs/privacy-evidence.md, without any run.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,30 +87,42 @@ def draw_dial(runs: Path, stem: Path) -> str:
         if (runs / folder / "summary.json").exists():
             found[name] = read_run(runs / folder)
     rows = []
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    drawn = looks([record.started.algorithm for record in found.values()])
-    for (name, record), look in zip(found.items(), drawn, strict=True):
+    for name, record in found.items():
         lines, _ = audit([record])
-        accuracy = 100 * record.summary["reported"]["accuracy"]
-        cells = [name, f"{accuracy:.1f}"]
-        for estimate, filled in (("norms", True), ("change", False)):
+        cells = [name, f"{100 * record.summary['reported']['accuracy']:.1f}"]
+        for estimate in ("norms", "change"):
             last = [line for line in lines if line.estimate == estimate][-5:]
             error, rank, auc = (np.mean([getattr(line, key) for line in last]) for key in ("error", "rank", "auc"))
             cells += [f"{error:.2f}", f"{rank:.2f}", f"{auc:.2f}"]
-            style = {"color": look.colour, "markerfacecolor": look.colour if filled else "none", "linestyle": ""}
-            for axes, value in zip(panels, (error, auc), strict=True):
+        rows.append(cells)
+    dial_picture(rows, stem)
+    estimates = [f"{what} ({name})" for name in ("norms", "change") for what in ("error", "rank", "AUC")]
+    return markdown_table(["", "accuracy, %", *estimates], rows)
+
+
+def dial_picture(rows: list[list[str]], stem: Path) -> None:
+    """The dial's table as points; all that is not FedAvg is cwFedAvg, turned this way or that."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    drawn = looks(["fedavg" if cells[0] == "FedAvg" else "cwfedavg" for cells in rows])
+    for (name, *numbers), look in zip(rows, drawn, strict=True):
+        accuracy, error, _, auc, of_change, _, auc_of_change = map(float, numbers)
+        for points, filled in (((error, auc), True), ((of_change, auc_of_change), False)):
+            style = {
+                "color": look.colour,
+                "markerfacecolor": look.colour if filled else "none",
+                "linestyle": "",
+                "markersize": 9 if name == "FedAvg" else 6,
+            }
+            for axes, value in zip(panels, points, strict=True):
                 label = name if filled and axes is panels[0] else None
                 axes.plot(value, accuracy, look.marker, label=label, **style)
-        rows.append(cells)
     panels[0].set(xlabel="error of the estimated class counts\n(further left: leaks more)", ylabel="test accuracy, %")
     panels[1].set(xlabel="telling absent classes from present ones, AUC\n(further right: leaks more)")
     for axes in panels:
         axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", frameon=False, title="filled: norms\nhollow: change of the bias")
     save(figure, stem)
-    estimates = [f"{what} ({name})" for name in ("norms", "change") for what in ("error", "rank", "AUC")]
-    return markdown_table(["", "accuracy, %", *estimates], rows)
 
 
 def draw_dp(runs: Path, stem: Path) -> str:
@@ -116,32 +130,16 @@ def draw_dp(runs: Path, stem: Path) -> str:
     off = read_run(runs / "dp" / "off")
     largest = off.histogram.max(1).sum() / off.histogram.sum()
     rows = [["off", "–", "–", f"{100 * off.summary['reported']['accuracy']:.1f}", *last_leaks(off)]]
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes = figure.subplots()
-    points, colour = [], looks([off.started.algorithm])[0].colour
     for noise in sorted(NOISES):
         if not (runs / "dp" / f"noise {noise:g}" / "summary.json").exists():
             continue
         record = read_run(runs / "dp" / f"noise {noise:g}")
         spent, accuracy = record.summary["privacy"], 100 * record.summary["reported"]["accuracy"]
-        epsilon = spent["epsilon"]
         shown = ["–"] * 2
-        if epsilon is not None:
-            shown = [f"{epsilon:.1f}", f"{np.median(list(spent['per_client'].values())):.1f}"]
+        if spent["epsilon"] is not None:
+            shown = [f"{spent['epsilon']:.1f}", f"{np.median(list(spent['per_client'].values())):.1f}"]
         rows.append([f"{noise:g}", *shown, f"{accuracy:.1f}", *last_leaks(record)])
-        if epsilon is None:
-            axes.axhline(accuracy, color=colour, linestyle="--", label="clipped, no noise")
-        else:
-            points.append((epsilon, accuracy))
-    axes.axhline(100 * off.summary["reported"]["accuracy"], color=colour, linestyle="-.", label="off")
-    axes.plot(*zip(*sorted(points), strict=True), "o-", color=colour, label="DP-SGD")
-    axes.axhline(100 * largest, color="0.5", linestyle=":", label="each client's largest class, always")
-    axes.set(xscale="log", xlabel="epsilon of the client with the largest", ylabel="test accuracy, %")
-    axes.set_xticks([e for e, _ in points], [f"{e:.1f}" for e, _ in points])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
-    save(figure, stem)
+    dp_picture(rows, 100 * largest, stem)
     header = [
         "`dp_noise`",
         "largest epsilon",
@@ -155,6 +153,39 @@ def draw_dp(runs: Path, stem: Path) -> str:
     return f"{table}\neach client's largest class, always: {100 * largest:.1f} %"
 
 
+def dp_picture(rows: list[list[str]], largest: float, stem: Path) -> None:
+    """Accuracy of cwFedAvg against epsilon, from the table."""
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes, colour, points = figure.subplots(), looks(["cwfedavg"])[0].colour, []
+    for name, epsilon, _, accuracy, *_ in rows:
+        if epsilon != "–":
+            points.append((float(epsilon), float(accuracy)))
+        else:
+            label, stroke = ("off", "-.") if name == "off" else ("clipped, no noise", "--")
+            axes.axhline(float(accuracy), color=colour, linestyle=stroke, label=label)
+    axes.plot(*zip(*sorted(points), strict=True), "o-", color=colour, label="DP-SGD")
+    axes.axhline(largest, color="0.5", linestyle=":", label="each client's largest class, always")
+    axes.set(xscale="log", xlabel="epsilon of the client with the largest", ylabel="test accuracy, %")
+    axes.set_xticks([e for e, _ in points], [f"{e:.1f}" for e, _ in points])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
+    save(figure, stem)
+
+
+def redraw(docs: Path) -> None:
+    """The pictures whose numbers are in the page's tables."""
+    page = (docs / "privacy-evidence.md").read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line[1:-1].split("|")] for line in page.splitlines() if line.startswith("|")]
+    dial_picture([cells for cells in lines if cells[0] in METHODS | DIAL and len(cells) == 8], docs / "privacy-dial")
+    largest = re.search(r"largest class would be right for ([\d.]+) %", page)
+    assert largest
+    named = {"off", *(f"{noise:g}" for noise in NOISES)}
+    dp_picture(
+        [cells for cells in lines if cells[0] in named and len(cells) == 7], float(largest[1]), docs / "privacy-dp"
+    )
+
+
 def last_leaks(record: RunRecord) -> list[str]:
     """Of the last round: error and AUC of the norms, AUC of the change."""
     norms, change = (
@@ -165,7 +196,7 @@ def last_leaks(record: RunRecord) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="+", choices=["dial", "dp", "draw"])
+    parser.add_argument("what", nargs="+", choices=["dial", "dp", "draw", "redraw"])
     parser.add_argument("--runs", type=Path, default=Path("runs/privacy"))
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `draw` puts its pictures")
     parser.add_argument("--data-dir")
@@ -176,6 +207,8 @@ def main() -> None:
         dp(options.runs, options.data_dir)
     if "draw" in options.what:
         draw(options.runs, options.docs)
+    if "redraw" in options.what:
+        redraw(options.docs)
 
 
 if __name__ == "__main__":

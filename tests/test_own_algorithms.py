@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from cwfed.algorithms import FedAvg
-from cwfed.core.errors import RunError
+from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.types import Download, Start
 from cwfed.federation.simulation import Simulation
 from cwfed.report import audit
 from cwfed.report.finished import read_run
 from cwfed.runs import session
+from cwfed.runs.folder import RunFolder
+from cwfed.testing.conformance import BASE
 from tests.conftest import finish, small
+from tests.processes import PROGRAM, run
 from tests.runs.test_session import interrupt_after
 
 
@@ -77,3 +81,94 @@ class Counting(FedAvg):
 def test_what_is_remembered_comes_back_also_where_nothing_else_is_kept(engine):
     progress, _ = finish(Simulation(small(f"algorithm.name={__name__}:Counting", f"run.engine={engine}")))
     assert [float(kept["times"]) for kept in progress.kept.values()] == [3.0] * 6
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    """A hook of it returns nothing, as one does whose author forgot `return`."""
+
+    hook: str = "begin"
+
+    def send(self, state, client):
+        return None if self.hook == "send" else super().send(state, client)
+
+    def personal(self, got, own, data):
+        return None if self.hook == "personal" else super().personal(got, own, data)
+
+    def begin(self, got, own, data):
+        return None if self.hook == "begin" else super().begin(got, own, data)
+
+    def passes(self, when, task, start):
+        found = super().passes(when, task, start)
+        return {"passes": None, "a pass": (None,), "list": list(found)}.get(self.hook, found)
+
+    def aggregate(self, state, up):
+        return None if self.hook == "aggregate" else super().aggregate(state, up)
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [
+        ("send", r"Forgetful\.send must return a Download, not NoneType"),
+        (
+            "personal",
+            r"Forgetful\.personal or Forgetful\.begin must return a model as a dict of tensors by name, not",
+        ),
+        ("begin", r"Forgetful\.begin must return a Start, not NoneType"),
+        ("passes", r"Forgetful\.passes must return a tuple of Pass, not NoneType"),
+        ("a pass", r"Forgetful\.passes must return a tuple of Pass, not NoneType"),
+        ("list", r"Forgetful\.passes must return a tuple of Pass, not list"),
+        ("aggregate", r"Forgetful\.aggregate must return the new state, a dict, not NoneType"),
+    ],
+)
+def test_a_hook_that_returns_something_else_is_one_sentence(hook, says, engine):
+    with pytest.raises(ConfigError, match=says):
+        finish(
+            Simulation(
+                small(f"algorithm.name={__name__}:Forgetful", f"algorithm.hook={hook}", f"run.engine={engine}")
+            )
+        )
+
+
+@dataclass(frozen=True)
+class ByNumber(FedAvg):
+    """Has numbers as keys of its state, which no checkpoint can say."""
+
+    def init(self, fresh, task):
+        return super().init(fresh, task) | {"seen": {0: torch.zeros(2)}}
+
+    def aggregate(self, state, up):
+        return state | super().aggregate(state, up)
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_round_1(tmp_path):
+    config = small(f"algorithm.name={__name__}:ByNumber", "train.rounds=1")
+    with pytest.raises(RunError, match="server/seen cannot be saved: its key 0 is no text"):
+        session.run(config, tmp_path / "run")
+    assert not RunFolder(tmp_path / "run").exists
+
+
+FAULTY = """
+from dataclasses import dataclass
+from cwfed import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def aggregate(self, state, up):
+        return {"model": up.modles}
+"""
+
+
+def test_an_error_in_the_users_own_code_is_one_sentence_at_the_command_line(tmp_path):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    command = [PROGRAM, "run", *(word for s in (*BASE, "algorithm.name=faulty:Mine") for word in ("--set", s))]
+    failed = run(command, cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "error: your code failed: AttributeError: 'Uploads' object has no attribute 'modles'" in failed.stderr
+    assert "faulty.py, line 8" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    whole = run(command, cwd=tmp_path, env=os.environ | {"CWFED_TRACEBACK": "1"})
+    assert whole.returncode == 1
+    assert "up.modles" in whole.stderr
+    assert "Traceback" in whole.stderr

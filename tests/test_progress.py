@@ -16,6 +16,7 @@ from cwfed.cli import app, progress
 from cwfed.cli import run as commands
 from cwfed.core.errors import CwfedError, Interrupted
 from cwfed.core.events import Note, PhaseResult, Round, Started
+from cwfed.report.tables import size
 from cwfed.runs import compare
 from tests import processes
 from tests.conftest import small
@@ -118,7 +119,10 @@ def test_run_says_what_is_on_disk(tmp_path, capsys):
     assert re.search(r"On disk: [\d.]+ kB \(models [\d.]+ kB, checkpoints [\d.]+ kB\)\n", printed.out)
     assert printed.err == ""
     commands.compare(set_=SETTINGS, out_dir=tmp_path / "c", algorithms="fedavg", quiet=True)
-    assert re.search(r"On disk: [\d.]+ kB \(checkpoints [\d.]+ kB\)\n", capsys.readouterr().out)
+    (whole,) = re.findall(
+        r"On disk: ([\d.]+ MB) \(checkpoints [\d.]+ kB, pages [\d.]+ MB\)\n", capsys.readouterr().out
+    )
+    assert whole == size(sum(file.stat().st_size for file in (tmp_path / "c").rglob("*") if file.is_file()))
     assert not list((tmp_path / "c").rglob("models"))  # a comparison wants numbers
     assert (
         compare.without_models(small("run.save_models=all")).run.save_models == "all"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import re
 import sys
 
@@ -28,6 +30,51 @@ def test_other_names_are_unknown():
 def test_a_name_is_imported_when_it_is_used():
     code = "import sys, cwfed; assert 'torch' not in sys.modules; cwfed.FedAvg; assert 'torch' in sys.modules"
     processes.run([sys.executable, "-c", code], check=True)
+
+
+ALIASES = {"Event", "Params"}
+"""Of types: Python has no place for their words."""
+DOCUMENTED = sorted(set(api.__all__) - ALIASES)
+
+
+def missing(name):
+    """What the docstring of a public name lacks."""
+    thing = getattr(cwfed, name)
+    text = inspect.getdoc(thing) or ""
+    parts = [] if inspect.ismodule(thing) else ["Examples"]
+    if inspect.isfunction(thing):
+        parts += ["Arguments", "Returns", "Errors"]
+    return [part for part in parts if f"{part}:\n" not in f"{text}\n"]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_public_name_explains_itself_with_an_example_that_works(name):
+    assert missing(name) == []
+    thing = getattr(cwfed, name)
+    found = doctest.DocTestParser().get_doctest(inspect.getdoc(thing), {}, name, None, 0)
+    assert found.examples or inspect.ismodule(thing)
+    runner = doctest.DocTestRunner(verbose=False)
+    said = []
+    runner.run(found, out=said.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+
+
+def functions(thing):
+    """The functions of ours in a class or a module, by name."""
+    every = {key: getattr(thing, key) for key in dir(thing) if not key.startswith("_")}
+    return {
+        key: f
+        for key, f in every.items()
+        if inspect.isroutine(f) and (getattr(f, "__module__", "") or "").startswith("cwfed")
+    }
+
+
+def test_everything_public_of_a_public_class_or_module_has_words():
+    things = {name: getattr(cwfed, name) for name in DOCUMENTED}
+    inside = {f"{name}.{key}": f for name, thing in things.items() for key, f in functions(thing).items()}
+    assert {"FedAvg.begin", "CwFedAvg.begin", "Dataset.from_arrays", "mixing.average"} <= set(inside)
+    assert [name for name, f in inside.items() if not inspect.getdoc(f)] == []
+    assert "`own` are the tensors the client kept" in inspect.getdoc(cwfed.CwFedAvg.begin)
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]

@@ -48,7 +48,7 @@ def section(name: str, command: click.Command) -> list[str]:
     ]
     rows = [row for parameter in command.params if (row := _row(parameter, context))]
     if rows:
-        lines += ["| | default | |", "|---|---|---|", *rows, ""]
+        lines += ["| argument, option | default | what |", "|---|---|---|", *rows, ""]
     return lines
 
 

@@ -11,7 +11,8 @@
 run an experiment       run, rounds (one at a time), deal (who holds what), StopRun
 its settings            load_config, Config
 data                    Dataset (from_arrays, from_torch, from_clients), load_data, Federation, Shard
-what comes out          Result, Summary, Table, HistoryRow, ClientRow, load_model, PersonalModel
+what comes out          Result, Summary, Table, HistoryRow, ClientRow, load_model, PersonalModel,
+                        colour (of a method, for pictures of your own)
 what happens            Event: Started, Round (with a PhaseResult per phase), Newcomers, Note
 write a method          FedAvg, CwFedAvg, Task, Download, Uploads, Start, Pass, Batch, Loss, Output, ClientData, ExtraSpec, Params,
                         Network, Sizes, Cost, attach, holder, losses, mixing; check it with cwfed.testing

@@ -38,6 +38,7 @@ from cwfed.federation.config import load as load_config
 from cwfed.federation.given import AlgorithmLike, Data, Given, ModelLike
 from cwfed.federation.simulation import Simulation
 from cwfed.models import attach, holder
+from cwfed.report.style import colour
 from cwfed.runs import session
 from cwfed.runs.bars import Listener, watching
 from cwfed.runs.history import ClientRow, HistoryRow, Table
@@ -86,6 +87,7 @@ __all__ = [
     "Task",
     "Uploads",
     "attach",
+    "colour",
     "deal",
     "holder",
     "load_config",
@@ -137,7 +139,7 @@ def run(
     Errors:
         CwfedError, one sentence: a setting that is not possible, data that are not there, a folder that holds another run.
 
-    Example:
+    Examples:
         >>> import cwfed
         >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
         >>> result.rounds, result.clients, len(result.history)
@@ -178,7 +180,17 @@ def rounds(
 ) -> Rounds:
     """The same experiment, round by round: each is carried out when the loop asks for it.
 
-    The arguments are those of `cwfed.run`; the progress bar is off unless it is asked for.
+    Arguments:
+        config: as for `cwfed.run`.
+        out: as for `cwfed.run`.
+        data: as for `cwfed.run`.
+        algorithm: as for `cwfed.run`.
+        model: as for `cwfed.run`.
+        resume: as for `cwfed.run`.
+        data_dir: as for `cwfed.run`.
+        on_event: as for `cwfed.run`.
+        progress: as there, but off unless it is asked for.
+        track: as for `cwfed.run`.
 
     Returns:
         An iterator over `cwfed.Round`s; its `result()` gives the result of the rounds that are done. Leave the loop whenever you like.
@@ -186,7 +198,7 @@ def rounds(
     Errors:
         as those of `cwfed.run`, when the first round is asked for.
 
-    Example:
+    Examples:
         >>> import cwfed
         >>> rounds = cwfed.rounds({"train": {"rounds": 9, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
         >>> for event in rounds:
@@ -235,7 +247,7 @@ def deal(
     Errors:
         CwfedError, one sentence: data that are not there, a partition that is not possible.
 
-    Example:
+    Examples:
         >>> import cwfed
         >>> cwfed.deal({"data": {"clients": 3, "partition": "iid"}}).histogram().sum(1).tolist()
         [599, 599, 599]
@@ -258,7 +270,7 @@ def load_data(data: str | Config = "digits", data_dir: str | Path | None = None)
     Errors:
         CwfedError, one sentence: an unknown name, data that are not there.
 
-    Example:
+    Examples:
         >>> import cwfed
         >>> cwfed.load_data("digits").inputs.shape
         (1797, 8, 8, 1)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 import torch
 
@@ -87,6 +89,16 @@ def test_weights_are_finite_for_models_that_are_almost_the_same():
         torch.tensor(1.0), torch.tensor([0.5, 0.5]), torch.tensor([1e-300, 0.0], dtype=torch.float64)
     )
     assert weights.tolist() == [1.0, 0.0]
+
+
+def test_a_loss_that_is_no_number_is_that_model_s_alone():
+    """One bad model made all weights zero, and a reference without a loss made them NaN, and with them the client's model."""
+    ones = torch.ones(3)
+    assert fomo_weights(torch.tensor(2.0), torch.tensor([1.0, nan, inf]), ones).tolist() == [1.0, 0.0, 0.0]
+    # anything is better than a reference beyond all bounds, whatever it loses: 1 / distance, 1 and 1/3
+    lost = fomo_weights(torch.tensor(inf), torch.tensor([1.0, nan, 2.0]), torch.tensor([1.0, 1.0, 3.0]))
+    torch.testing.assert_close(lost, torch.tensor([0.75, 0.0, 0.25]))
+    assert fomo_weights(torch.tensor(nan), torch.tensor([nan]), ones[:1]).tolist() == [0.0]
 
 
 def test_small_gains_count_as_much_as_large_ones():

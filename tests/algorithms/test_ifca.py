@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import inf, nan
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,13 @@ def test_a_client_takes_the_model_with_the_lowest_loss():
     assert start.params["w"].item() == pytest.approx(2.1)
     assert algorithm.finish(start.params, start, near_two)["cluster"].item() == 1
     assert algorithm.personal(got, None, near_two) is got.models[1]
+
+
+def test_a_model_whose_answers_are_no_numbers_is_taken_by_nobody():
+    """torch's argmin takes NaN for the lowest: one broken model would have drawn all clients to it, and broken them."""
+    got = Download((model(0.0), model(1.0), model(2.0)))
+    for said, wanted in (({0.0: nan, 1.0: 5.0, 2.0: 4.0}, 2), ({0.0: nan, 1.0: inf, 2.0: nan}, 0)):
+        assert IFCA(k=3).choose(got, Client(lambda w, said=said: said[float(w)])) == wanted
 
 
 def test_aggregation_by_hand():

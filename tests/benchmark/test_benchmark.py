@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -91,6 +92,30 @@ def test_the_work_of_a_round_by_hand(monkeypatch):
     tests = sum(len(s.test) for s in shards)
     by_hand = steps * 10 * (2 * first + 3 * last) + 2 * tests * (first + last)
     assert contestant.flops_of_a_round(simulation) == by_hand
+
+
+def test_the_peak_is_asked_for_in_turn_with_the_sides(monkeypatch):
+    """A machine's speed changes from minute to minute: the roofline is of the same ones."""
+    order = []
+
+    @contextmanager
+    def side(who, workload, quick):
+        def ask(rounds=None):
+            order.append(who)
+            return {"engine": who, "why": "", "flops": 10**9} if rounds is None else {"train": 1.0, "evaluate": 1.0}
+
+        yield ask
+
+    def peak():
+        order.append("peak")
+        return {1: 1.0, 2: 8.0, 3: 2.0}[order.count("peak")]
+
+    monkeypatch.setattr(benchmark, "_side", side)
+    monkeypatch.setattr(benchmark, "peak_gflops", peak)
+    found = benchmark.bench(["cnn"], quick=True)
+    assert order[-6:] == ["reference", "auto", "peak"] * 2
+    assert found["machine"]["peak_gflops"] == found["workloads"][0]["peak_gflops"] == 2.0
+    assert found["workloads"][0]["roofline"] == {"gflop": 1.0, "seconds": 0.5, "share": 0.25}
 
 
 def result(ratio=12.0):

@@ -56,6 +56,8 @@ def test_what_is_missing_is_seed_0_of_all_and_then_the_best_and_the_controls(tmp
     assert {one.label for one in wanted} == {*best, *map(SETTING.named, comparison.CONTROLS)}
     assert (best[-1], 1) not in {(one.label, one.seed) for one in wanted}, "it is published"
     assert (best[-1], 2) in {(one.label, one.seed) for one in wanted}
+    worse = comparison.missing("cifar10", tmp_path, [*known, recorded(comparison.METHODS[-1], 0.0, seed=1)])
+    assert worse == wanted, "seed 0 says who is best: the list does not grow with every seed"
 
 
 def test_a_record_says_what_the_run_says(tmp_path):

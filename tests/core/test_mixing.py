@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cwfed.core import mixing
+from cwfed.core.errors import ConfigError
 
 
 def two_step(models, shares, prior, personal):
@@ -336,3 +337,9 @@ def test_what_is_cut_off_goes_to_the_others():
     torch.testing.assert_close(cut, torch.tensor([[0.9985 / 0.9995, 0.001 / 0.9995, 0]]).double())
     many = torch.full((2000,), 1 / 2000).double()
     torch.testing.assert_close(mixing.cut(many, 1e-3), many)
+
+
+@pytest.mark.parametrize("given", [5, None, ["a", "b"], "ab", [[1, 2]], [1], [1, -1], [0, 0], [1, float("nan")]])
+def test_what_is_no_label_histogram_is_one_sentence(given):
+    with pytest.raises(ConfigError, match="a label histogram here is 2 numbers >= 0, not all of them 0"):
+        mixing.histogram(given, 2)

@@ -57,6 +57,7 @@ def test_schedules_by_hand():
     assert [step.rate(1.0, r) for r in (1, 10, 11, 20, 21)] == [1.0, 1.0, 0.5, 0.5, 0.25]
     cosine = Schedule("cosine", 4)
     assert [cosine.rate(1.0, r) for r in (1, 2, 3, 4)] == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466])
+    assert [Schedule("cosine", 5, warm_up=5).rate(1.0, r) for r in (4, 5, 6)] == [0.8, 1.0, 1.0]  # 6: measured only
     warm = Schedule("step", 100, every=10, factor=0.5, warm_up=4)
     assert [warm.rate(1.0, r) for r in (1, 2, 4, 5, 14, 15)] == [0.25, 0.5, 1.0, 1.0, 1.0, 0.5]
 

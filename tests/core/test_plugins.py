@@ -185,10 +185,15 @@ def test_runs_of_versions_that_did_not_record_code_are_taken_with_a_note(project
         ("model.name=faulty:model", r"model 'faulty:model' cannot be built: KeyError: 'x', faulty.py, line 4"),
         ("model.name=os:system", "model 'os:system' cannot be built: TypeError"),
         ("algorithm.name=os:system", "must be a dataclass that derives"),
+        (
+            "algorithm.name=script:Mine",
+            r"the module 'script' cannot be imported \(SystemExit: 0, script.py, line 2\)",
+        ),
         ("data.partition=os:system", "partition 'os:system' cannot be used: TypeError"),
     ],
 )
 def test_code_that_fails_or_was_never_meant_to_be_called_is_one_sentence(project, setting, says):
+    project.write("script.py", "import sys\nsys.exit(0)\n")
     project.write("faulty.py", "def data():\n    return 1 / 0\ndef model(shape, classes):\n    return {}['x']\n")
     with pytest.raises(CwfedError, match=says):
         session.run(configs.load(None, [setting, "train.rounds=1", "data.samples=200"]))

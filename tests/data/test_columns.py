@@ -246,3 +246,44 @@ def test_a_split_that_cannot_be_is_one_sentence(split, says):
 def test_clients_without_two_parts_are_one_sentence():
     with pytest.raises(DataError, match=r"client 'ann' must have \(train, test\)"):
         Dataset.from_clients({"ann": (np.zeros((2, 2)), [0, 1])})
+
+
+def test_a_client_without_test_samples_does_not_change_what_classes_are_called():
+    """An empty list has no type: numpy takes it for floats, and class 0 was called 0.0, or refused where names are given."""
+    one, none = (np.zeros((4, 2)), [0, 1, 0, 1]), (np.zeros((0, 2)), [])
+    assert Dataset.from_clients([(one, none), (one, one)]).class_names == ("0", "1")
+    assert Dataset.from_clients([(one, none), (one, one)], class_names=["cat", "dog"]).class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: Dataset.from_arrays([[1.0, 2.0], [3.0]], [0, 1]), "inputs are no array"),
+        (lambda: Dataset.from_arrays(5, [0]), "inputs must have an entry for each sample, and there is only 5"),
+        (
+            lambda: Dataset.from_arrays(torch.zeros(2, 3, dtype=torch.bfloat16), [0, 1]),
+            "inputs are no array: .*BFloat16",
+        ),
+        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [[1], [2, 3]]), "labels are no array"),
+        (lambda: Dataset.from_arrays(np.zeros((2, 3)), None), "labels must have an entry for each sample"),
+        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [0, 1], clients=[[1], [2, 3]]), "clients are no array"),
+        (lambda: Dataset.from_clients([]), "must be a list or a dict with one client or more"),
+        (lambda: Dataset.from_clients(5), "must be a list or a dict with one client or more"),
+    ],
+)
+def test_what_is_no_array_is_one_sentence(made, says):
+    with pytest.raises(DataError, match=says):
+        made()
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return {}["no such file"]
+
+
+def test_a_data_set_of_torch_that_fails_is_one_sentence_with_the_line():
+    with pytest.raises(DataError, match=r"KeyError: 'no such file', test_columns.py, line \d+"):
+        Dataset.from_torch(Broken())

@@ -284,3 +284,23 @@ def test_patience_counts_evaluated_rounds_since_the_best():
     assert "stopped after round 6 of 9" in opened.event().stopped
     assert is_over(blueprint(*patient).config, progress)
     assert not is_over(blueprint(*patient).config, replace(progress, waited=1))
+
+
+class Counted(int):
+    """A client's number that counts how often it is compared."""
+
+    times = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        Counted.times += 1
+        return int(self) == int(other)
+
+
+def test_ten_times_as_many_clients_are_not_a_hundred_times_the_work():
+    """Half of them are lost. Each of 10,000 was looked for among the lost ones: a second a round."""
+    blue, clients = blueprint("train.client_dropout=0.5"), [Counted(c) for c in range(300)]
+    opened = OpenRound(blue, Progress(0, blue.first_state()), clients)
+    assert Counted.times < 10 * len(clients)
+    assert sorted([*map(int, opened.lost), *map(int, opened.asked)]) == list(range(300))
+    assert 100 < len(opened.lost) < 200

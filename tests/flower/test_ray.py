@@ -169,7 +169,7 @@ def test_an_envelope_that_fails_is_an_error_of_each_in_it_and_one_that_is_lost_l
         sent = grid.told[-1]
         if sent.metadata.message_type != "train" or failed:
             return through_ray(reply)[0]
-        failed.extend(strategy.members.client_of(m.metadata.src_node_id) for m in inside(reply.content))
+        failed.extend(strategy.members.by_node[m.metadata.src_node_id] for m in inside(reply.content))
         code = ErrorCode.NODE_UNAVAILABLE if is_gone else ErrorCode.UNKNOWN
         return Message(Error(code, "the actor died"), reply_to=sent)
 

@@ -7,11 +7,14 @@ import torch
 from torch import nn
 
 from cwfed import models
+from cwfed.core import plugins
 from cwfed.core.errors import ConfigError
 from cwfed.engine.worker import descend
 from cwfed.models import InputShape, build, task_of
 from cwfed.models.conv import Conv2d
 from cwfed.models.fasttext import FastText
+from cwfed.runs import session
+from tests.conftest import small
 
 COLOUR = InputShape((3, 32, 32))
 
@@ -200,3 +203,105 @@ def test_fasttexts_sparse_gradient_moves_as_the_dense_one_to_the_bit():
     for name, w in sparse.state_dict().items():
         assert torch.equal(w, dense.state_dict()[name]), name
     assert torch.equal(sparse.embedding.weight[12:], dense.embedding.weight[12:])
+
+
+class Net(nn.Module):
+    """A network in which a layer may have a second name, or a weight that is another layer's, too."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.body, self.middle, self.head = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.output_layer = "head"
+        if kind == "attribute":
+            self.again = self.middle
+        if kind == "list":
+            self.layers = nn.ModuleList([self.middle, self.middle])
+        if kind == "weight":
+            self.other = nn.Linear(8, 8, bias=False)
+            self.other.weight = self.middle.weight
+        self.kind = kind
+
+    def forward(self, x):
+        hidden = self.middle(self.body(x.flatten(1)).relu()).relu()
+        if self.kind == "list":
+            return self.head(self.layers[1](hidden).relu())
+        if self.kind == "weight":
+            return self.head((self.other(hidden) + self.middle.bias).relu())
+        return self.head((self.again if self.kind == "attribute" else self.middle)(hidden).relu())
+
+
+def plain(shape, classes, hidden=0):
+    return Net("plain")
+
+
+def attribute(shape, classes, hidden=0):
+    return Net("attribute")
+
+
+def in_a_list(shape, classes, hidden=0):
+    return Net("list")
+
+
+def tied(shape, classes, hidden=0):
+    return Net("weight")
+
+
+@pytest.mark.parametrize("other", ["attribute", "in_a_list", "tied"])
+@pytest.mark.parametrize(("algorithm", "engine"), [("ditto", "loop"), ("fedala", "loop"), ("ditto", "vmap")])
+def test_a_layer_with_two_names_is_trained_as_with_one(algorithm, engine, other, monkeypatch):
+    """torch leaves the tensors of one client in such a layer: methods that ask the network at other weights had wrong numbers, the
+    batched step a traceback. A personal model with one, or with a tied weight, could not be made.
+    """
+    drawn = nn.Linear.reset_parameters
+    monkeypatch.setattr(nn.Linear, "reset_parameters", lambda layer: drawn(layer) if layer.bias is not None else None)
+    settings = [f"algorithm.name={algorithm}", f"run.engine={engine}", "train.rounds=3"]
+    one, two = (session.run(small(f"model.name={__name__}:{net}", *settings)) for net in ("plain", other))
+    assert [row.loss for row in two.history] == pytest.approx([row.loss for row in one.history], rel=1e-5)
+    inputs = torch.zeros(2, 8, 8, 1).numpy()
+    assert two.model(0).probabilities(inputs) == pytest.approx(one.model(0).probabilities(inputs), abs=1e-5)
+
+
+def test_only_what_has_tensors_and_two_names_gets_one():
+    relu, layer = nn.ReLU(), nn.Linear(4, 4)
+    network = nn.Sequential(layer, relu, nn.Sequential(layer, relu), nn.Linear(4, 2))
+    network.output_layer = "3"
+    build_of(network)
+    assert list(dict(network.named_parameters(remove_duplicate=False))) == [
+        "0.weight",
+        "0.bias",
+        "3.weight",
+        "3.bias",
+    ]
+    assert network[2][0].weight is layer.weight
+    assert (network[1], network[2][1]) == (relu, relu)
+    copied = copy.deepcopy(network)
+    assert copied[2][0].weight is copied[0].weight is not layer.weight
+    x = torch.randn(3, 4)
+    assert torch.equal(copied(x), network(x))
+
+
+def test_a_layer_that_a_container_has_twice_is_what_it_was_for_the_network_s_own_code():
+    """len, iteration and [] are looked up in the class."""
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    network = nn.Module()
+    network.blocks, network.end, network.output_layer = nn.ModuleList([block, block]), nn.Linear(4, 2), "end"
+    again = build_of(network).blocks[1]
+    assert (again[0], len(again), list(again), bool(again)) == (block[0], 2, list(block), True)
+    assert again.training is True
+
+
+def test_a_weight_that_two_layers_share_is_the_first_one_s_and_never_the_output_layer_s():
+    """Methods that go through all parameters looked for it under both names."""
+    network = Net("weight")
+    assert task_of(network, 2, 10).parameters == tuple(dict(network.named_parameters()))
+    outer, inner = nn.Linear(4, 4), nn.Linear(4, 4)
+    outer.weight = inner.weight
+    network = nn.Sequential(inner, outer)
+    network.output_layer = "1"
+    with pytest.raises(ConfigError, match=r"output layer '1' .* must have a weight of its own"):
+        build(plugins.give(lambda shape, classes: network, "shared"), InputShape((4,)), 4, {})
+
+
+def build_of(network: nn.Module) -> nn.Module:
+    given = plugins.give(lambda shape, classes: network, "network")
+    return build(given, InputShape((4,)), 2, {})

@@ -13,8 +13,11 @@ from cwfed.cli.reproduce import reproduce
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.report.finished import read_run
 from cwfed.reproduce import Workshop, find, items, judge
+from cwfed.reproduce.both_phases import phases
 from cwfed.reproduce.paper_tables import models_sent
 from tests.test_cli import cwfed
+
+OF_THE_PAPER = [item.name for item in items().values() if not item.beyond]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def everything(tmp_path_factory):
 
 def test_every_table_and_figure_is_made(everything):
     folder, outcomes = everything
-    assert [outcome["name"] for outcome in outcomes] == list(items())
+    assert [outcome["name"] for outcome in outcomes] == OF_THE_PAPER
     results = folder / "r" / "smoke" / "results"
     for outcome in outcomes:
         name = outcome["name"]
@@ -44,7 +47,7 @@ def test_every_table_and_figure_is_made(everything):
     assert all((folder / "r" / "smoke" / run / "summary.json").exists() for run in origins)
     assert all(set(origin["digests"]) == {"data", "split"} for origin in origins.values())
     overview = (results / "README.md").read_text()
-    assert all(item.title in overview for item in items().values())
+    assert all(items()[name].title in overview for name in OF_THE_PAPER)
 
 
 def test_pages_say_what_was_run(everything):
@@ -208,6 +211,63 @@ def test_bad_input_is_one_sentence(args, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_all_is_the_paper_s_and_others_are_named_beside_it(everything):
+    folder, _ = everything
+    args = ("--scale", "smoke", "--no-run", "--out", "r", "--json", "--formats", "png")
+    found = json.loads(cwfed("reproduce", "beyond", "all", "beyond", *args, cwd=folder).stdout)
+    assert [outcome["name"] for outcome in found] == ["beyond", *OF_THE_PAPER]
+
+
 def test_list_names_them_all(tmp_path):
     found = json.loads(cwfed("reproduce", "list", "--json", cwd=tmp_path).stdout)
     assert [item["name"] for item in found] == list(items())
+
+
+def test_what_is_beyond_the_paper_is_judged_from_the_runs_that_are_there(everything):
+    """Runs are the paper's tables', where they are the same; a row without published numbers has none beside it."""
+    folder, _ = everything
+    args = ("reproduce", "beyond", "--scale", "smoke", "--out", "r", "--settings", "cifar10,cifar100", "--json")
+    some = ("--methods", "cwFedAvg (Output),FedAvg,FedALA")
+    before = set((folder / "r").rglob("summary.json"))
+    cwfed(*args, *some, "--settings", "cifar100", "--formats", "png", cwd=folder)
+    assert {path.parts[-3] for path in set((folder / "r").rglob("summary.json")) - before} == {"fedala"}
+    (found,) = json.loads(cwfed(*args, "--methods", "cwFedAvg (Output),FedAvg,FedALA", "--no-run", cwd=folder).stdout)
+    assert [column.rpartition(", ")[2] for column in found["columns"]] == ["received", "trained"] * 2
+    rows = {row["label"]: row["cells"] for row in found["rows"]}
+    assert [cell["published"] and cell["published"]["mean"] for cell in rows["FedAvg"]] == [61.94, None, 32.44, None]
+    assert [cell["ours"] is None for cell in rows["FedALA"]] == [True, True, False, False]
+    assert all(cell["published"] is None for cell in rows["FedALA"])
+    (note,) = [note for note in found["notes"] if note.startswith("Not run")]
+    assert note.endswith("CIFAR-10, Dirichlet 0.1: FedALA.")
+    assert found["pictures"] == ["beyond"]
+    of_fedala = [run for run in found["runs"] if "fedala" in run]
+    assert len(found["runs"]) == 5
+    assert of_fedala == ["cifar100/fedala/seed-0"]
+    with pytest.raises(RunError, match="beyond needs 48 runs that are not finished"):
+        judge(find("beyond"), Workshop("smoke", folder / "nothing"))
+
+
+def test_settings_of_ones_own_hold_for_pictures_that_need_no_run(tmp_path):
+    outcome = judge(find("data-cifar10"), Workshop("smoke", tmp_path, changes=["data.alpha=7"]))
+    assert set(outcome.columns) == {"alpha = 7"}
+
+
+def test_where_no_method_has_all_its_seeds_there_is_a_table_and_no_picture(tmp_path):
+    item = find("beyond").part(["cifar10"], ["FedALA"])
+    outcome = phases(item, Workshop("smoke", tmp_path))
+    assert [cell.ours for _, cells in outcome.rows for cell in cells] == [None, None]
+    assert outcome.pictures == {}
+
+
+def test_settings_of_ones_own_are_said_and_kept_apart(everything, tmp_path):
+    folder, _ = everything
+    args = ("reproduce", "ag-news", "--scale", "smoke", "--methods", "FedAvg", "--set", "train.lr=0.03")
+    (found,) = json.loads(cwfed(*args, "--out", str(tmp_path), "--json", cwd=folder).stdout)
+    assert any("train.lr = 0.03 (0.005)" in note for note in found["notes"])
+    assert "--set train.lr=0.03" in (tmp_path / "smoke" / "results" / "ag-news.md").read_text()
+    refused = cwfed(*args, "--out", "r", "--no-run", cwd=folder, code=1).stderr
+    assert "train.lr" in refused
+    with pytest.raises(ConfigError, match=r"--set algorithm.wdr=1: methods and seeds are those of the table"):
+        Workshop("smoke", tmp_path, changes=["algorithm.wdr=1"])
+    with pytest.raises(ConfigError, match=r"--set run.seed=1: methods and seeds"):
+        Workshop("smoke", tmp_path, changes=["run.seed=1"])

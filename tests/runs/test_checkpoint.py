@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,21 @@ def test_a_tree_comes_back_bit_for_bit(tmp_path):
     checkpoint.save(tmp_path / "t.safetensors", TREE)
     assert leaves(checkpoint.load(tmp_path / "t.safetensors")) == leaves(TREE)
     assert [p.name for p in tmp_path.iterdir()] == ["t.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ({"server": {"n": np.int64(3)}}, "server/n cannot be saved: .* of the type int64"),
+        ({"server": [1.5, {2}]}, "server/1 cannot be saved: .* of the type set"),
+        ({"server": {"by client": {0: torch.zeros(2)}}}, "server/by client cannot be saved: its key 0 is no text"),
+    ],
+)
+def test_what_would_not_come_back_is_not_saved(tree, says, tmp_path):
+    """JSON made texts of such keys, silently, and what it cannot say at all was a traceback."""
+    with pytest.raises(RunError, match=says):
+        checkpoint.save(tmp_path / "t.safetensors", tree)
+    assert not list(tmp_path.iterdir())
 
 
 def test_views_of_one_tensor_are_saved_as_what_they_show(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import cwfed
@@ -13,6 +14,7 @@ from cwfed.core.errors import DataError, RunError
 from cwfed.data.sources import digits
 from cwfed.federation.experiment import deal
 from cwfed.federation.simulation import Simulation
+from cwfed.runs import saved_models
 from cwfed.runs.folder import RunFolder
 from tests.conftest import small
 from tests.runs.test_session import interrupt_after
@@ -140,6 +142,8 @@ def test_what_cannot_be_loaded(tmp_path):
         cwfed.load_model(tmp_path / "run", client=0, class_counts=[1] * 10)
     with pytest.raises(DataError, match="do not fit the model"):
         cwfed.load_model(tmp_path / "run", client=0).predict(np.zeros((2, 3, 3, 1), np.float32))
+    with pytest.raises(DataError, match="inputs do not fit the model"):
+        cwfed.load_model(tmp_path / "run", client=0).predict([[1.0], [2.0, 3.0]])
     path = tmp_path / "run" / "models" / "client-00002.safetensors"
     save_file({n: w for n, w in load_file(path).items() if n != "output.weight"}, path)
     with pytest.raises(RunError, match=r"output\.weight differs"):
@@ -147,3 +151,9 @@ def test_what_cannot_be_loaded(tmp_path):
     (tmp_path / "run" / "models" / "client-00001.safetensors").write_bytes(b"nonsense")
     with pytest.raises(RunError, match="damaged"):
         cwfed.load_model(tmp_path / "run", client=1, pick="last")
+
+
+def test_the_folder_of_a_federation_s_node_says_whose_model_it_has(tmp_path):
+    RunFolder(tmp_path).save_models(iter([(7, {"w": torch.zeros(2)})]))
+    with pytest.raises(RunError, match="no model of client 0: there is that of 7"):
+        saved_models.read(RunFolder(tmp_path).models, 0, None, 1)

@@ -131,6 +131,21 @@ def test_models_are_the_same_with_and_without_a_folder(tmp_path):
     )
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "gpfl"])
+def test_a_newcomer_s_histogram_may_be_an_array_and_must_be_one_of_these_classes(algorithm, tmp_path):
+    """In memory an array was a traceback; numbers of other classes were one, or were not looked at."""
+    config = all_digits("train.rounds=1", "data.samples=400")
+    for result in (
+        cwfed.run(config, algorithm=algorithm),
+        cwfed.run(config, tmp_path / algorithm, algorithm=algorithm),
+    ):
+        for counts in (np.arange(10), torch.arange(10), [*range(10)]):
+            result.model(class_counts=counts)
+        for counts in ([1, 2], [], [0] * 10, [-1] * 10):
+            with pytest.raises(ConfigError, match="a label histogram here is 10 numbers >= 0"):
+                result.model(class_counts=counts)
+
+
 def test_models_that_are_not_kept_are_one_sentence():
     result = cwfed.run(all_digits("train.rounds=1", "run.save_models=none"))
     with pytest.raises(RunError, match=r'the models were not kept: run.save_models = "none"'):

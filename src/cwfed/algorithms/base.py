@@ -33,7 +33,13 @@ S = TypeVar("S")
 
 
 class ClientData(Protocol):
-    """What an algorithm may ask of the client it runs at. Nothing of it leaves unless `finish` sends it."""
+    """What an algorithm may ask of the client it runs at. Nothing of it leaves unless `finish` sends it.
+
+    Examples:
+        >>> import cwfed
+        >>> def finish(self, params, start, data):  # a method of an algorithm whose clients send their label counts
+        ...     return {"counts": data.class_counts}
+    """
 
     @property
     def output(self) -> str:

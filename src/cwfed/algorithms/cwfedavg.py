@@ -58,7 +58,13 @@ class ClassWise(TypedDict):
 
 @dataclass(frozen=True)
 class CwFedAvg(FedAvg):
-    """Averages once per class, then mixes the class models by each client's class distribution."""
+    """Averages once per class, then mixes the class models by each client's class distribution.
+
+    Examples:
+        >>> import cwfed
+        >>> cwfed.CwFedAvg(wdr=2.0).layers  # for cwfed.run(algorithm=...)
+        'output'
+    """
 
     name: ClassVar[str] = "cwfedavg"
     work: ClassVar[str] = (

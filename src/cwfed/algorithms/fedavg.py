@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypedDict
 
 from torch import Tensor, nn
 
-from cwfed.algorithms.base import ClientData
+from cwfed.algorithms.base import Algorithm, ClientData
 from cwfed.core import mixing
 from cwfed.core.types import (
     Batch,
@@ -43,7 +43,19 @@ class OneModel(TypedDict):
 
 @dataclass(frozen=True)
 class FedAvg:
-    """One global model: the clients' models averaged by their number of samples."""
+    """One global model: the clients' models averaged by their number of samples.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import cwfed
+        >>> @dataclass(frozen=True)
+        ... class Lazy(cwfed.FedAvg):
+        ...     keep: float = 0.9
+        ...     def begin(self, got, own, data):
+        ...         return cwfed.Start({name: self.keep * w for name, w in got.model.items()})
+        >>> Lazy(keep=0.8)  # for cwfed.run(algorithm=...)
+        Lazy(keep=0.8)
+    """
 
     name: ClassVar[str] = "fedavg"
     phase: ClassVar[Phase] = "received"
@@ -133,6 +145,11 @@ class FedAvg:
 
     def remember(self, start: Start) -> Params:
         return {}
+
+
+for _name, _hook in vars(FedAvg).items():
+    if callable(_hook) and not _hook.__doc__ and hasattr(Algorithm, _name):
+        _hook.__doc__ = getattr(Algorithm, _name).__doc__  # help(cwfed.FedAvg.begin), and of all that override it
 
 
 @dataclass(frozen=True)

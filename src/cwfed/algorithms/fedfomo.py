@@ -77,14 +77,16 @@ class FedFomo(FedAvg):
 
     def chosen(self, state: Any, client: int) -> list[int]:
         """Whose models a client is sent: all, or those it gained most from, or now and then random ones."""
-        known: list[int] = torch.nonzero(state["known"]).flatten().tolist()
+        there = torch.nonzero(state["known"]).flatten()
+        known: list[int] = there.tolist()
         if not self.downloads or len(known) <= self.downloads:
             return known
         rng = stream(state["seed"], "fedfomo", state["round"], client)
         if rng.random() < self.epsilon:
             return sorted(int(i) for i in rng.choice(known, self.downloads, replace=False))
-        ranked = sorted(known, key=lambda n: (-float(state["affinity"][client, n]), n))
-        return sorted(ranked[: self.downloads])
+        ranked = state["affinity"][client, there].argsort(descending=True, stable=True)  # of equal ones the first
+        best: list[int] = there[ranked[: self.downloads]].tolist()
+        return sorted(best)
 
     def send(self, state: Any, client: int) -> Download:
         models = state["models"]
@@ -147,8 +149,12 @@ class FedFomo(FedAvg):
 
 def fomo_weights(reference_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
     """max(0, (L_ref - L_n) / ||w_n - w_ref||), normalised; all zero where no model helps."""
-    gains = ((reference_loss - losses) / distances.clamp_min(torch.finfo(distances.dtype).tiny)).clamp_min(0)
-    gains = torch.where(distances > 0, gains, torch.zeros_like(gains))  # the reference itself is no gain
+    better = reference_loss - losses
+    if not reference_loss.isfinite():  # beyond all bounds: each that has a loss is better, by the same
+        better = torch.ones_like(losses)
+    gains = (better / distances.clamp_min(torch.finfo(distances.dtype).tiny)).clamp_min(0)
+    # the reference itself is no gain, nor is a model whose answers are no numbers
+    gains = torch.where((distances > 0) & losses.isfinite(), gains, torch.zeros_like(gains))
     return gains / gains.sum() if gains.sum() > 0 else torch.zeros_like(gains)
 
 

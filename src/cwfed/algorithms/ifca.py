@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar
 
 import torch
@@ -68,10 +69,12 @@ class IFCA(FedAvg):
         return model
 
     def choose(self, got: Download, data: ClientData) -> int:
-        """The model with the lowest loss on the client's training data, the first where several are equal."""
+        """The model with the lowest loss on the client's training data, the first where several are equal. One whose answers are
+        no numbers has a loss beyond all bounds: `argmin` alone would take it for the lowest.
+        """
         if len(got.models) == 1:
             return 0
-        return int(data.losses(got.models, "train").argmin())
+        return int(data.losses(got.models, "train").nan_to_num(inf, posinf=inf).argmin())
 
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
         return got.models[self.choose(got, data)]

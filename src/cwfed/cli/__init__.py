@@ -10,7 +10,8 @@ from typing import Any
 
 from cwfed.cli import about, data, flower, privacy, report, reproduce, run, share, sweep
 from cwfed.cli.app import app
-from cwfed.core.errors import CwfedError, Interrupted, RenamedSetting
+from cwfed.core import plugins
+from cwfed.core.errors import CwfedError, Interrupted, RenamedSetting, plain
 from cwfed.core.terminal import err, escape
 
 __all__ = [
@@ -27,6 +28,9 @@ __all__ = [
     "share",
     "sweep",
 ]
+
+TRACEBACK = "CWFED_TRACEBACK"
+"""The variable that has an error in the user's own code shown with its traceback."""
 
 
 def main() -> None:
@@ -47,6 +51,12 @@ def main() -> None:
         sys.exit(1)
     except (OSError, MemoryError) as error:  # the machine says no, somewhere nobody had a better sentence for it
         err.print(f"[red]error:[/red] {escape(str(error) or 'not enough memory')}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except Exception as error:  # of an algorithm of one's own, say; ours are bugs, and show themselves whole
+        if os.environ.get(TRACEBACK) or not plugins.place_in_own_code(error):
+            raise
+        sentence = f"your code failed: {plugins.why(error)} ({TRACEBACK}=1 shows the whole traceback)"
+        err.print(f"[red]error:[/red] {escape(plain(sentence))}", highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MUCH = 100_000_000
 """Bytes on disk from which on a run says how to keep less."""
+KEPT = (("models", "models", True), ("checkpoints", "checkpoints", True), ("pages", "*.html", False))
+"""What takes room: its name, the pattern of its files or folders, and whether those are folders."""
 
 
 def print_table(table: FittedTable) -> None:
@@ -29,18 +31,20 @@ def print_table(table: FittedTable) -> None:
 
 
 def disk_use(folders: Sequence[Path]) -> str:
-    """What runs keep, and how to keep less."""
+    """What lies in folders of runs, pages and pictures too, and how to keep less."""
     from cwfed.report.tables import size
     from cwfed.runs.folder import on_disk
 
     whole = sum(map(on_disk, folders))
     parts = {
-        name: sum(on_disk(found) for folder in folders for found in folder.rglob(name) if found.is_dir())
-        for name in ("models", "checkpoints")
+        name: sum(
+            on_disk(found) for folder in folders for found in folder.rglob(pattern) if found.is_dir() == is_folder
+        )
+        for name, pattern, is_folder in KEPT
     }
     words = [f"{name} {size(used)}" for name, used in parts.items() if used]
     hints = {"models": "run.save_models=none", "checkpoints": "run.keep_checkpoints=0"}
-    less = " and ".join(f"--set {hints[name]}" for name, used in parts.items() if used)
+    less = " and ".join(f"--set {hints[name]}" for name, used in parts.items() if used and name in hints)
     large = f"; less with {less} (docs/sharing.md)" if less and whole > MUCH else ""
     return size(whole) + (f" ({', '.join(words)})" if words else "") + large
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cwfed.cli.app import DataDirOption, JsonOption, LogOption, QuietOption, app
+from cwfed.cli.app import DataDirOption, JsonOption, LogOption, QuietOption, SetOption, app
 from cwfed.cli.console import print_table
 from cwfed.cli.progress import progress
 from cwfed.core.errors import ConfigError, CwfedError
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str], typer.Argument(help="Names of tables and figures; `list` shows them, `all` is all.")],
+    names: Annotated[
+        list[str], typer.Argument(help="Names of tables and figures; `list` shows them, `all` is all of the paper.")
+    ],
     scale: Annotated[
         str,
         typer.Option(
@@ -36,6 +38,7 @@ def reproduce(
     methods: Annotated[
         str, typer.Option(help="Only these methods (rows), in this order, separated by commas (default: all).")
     ] = "",
+    set_: SetOption = None,
     formats: Annotated[str, typer.Option(help="Picture formats: png, pdf, svg.")] = "png,pdf",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run and what it costs.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only judge and draw what has been run.")] = False,
@@ -54,10 +57,12 @@ def reproduce(
         return
     if scale not in reproducing.SCALES:
         raise ConfigError(f"--scale {scale!r} is none of {', '.join(reproducing.SCALES)}")
-    chosen = list(reproducing.items().values()) if "all" in names else [reproducing.find(name) for name in names]
+    known = {name: [reproducing.find(name)] for name in names if name != "all"}
+    known["all"] = [item for item in reproducing.items().values() if not item.beyond]
+    chosen = list({item.name: item for name in names for item in known[name]}.values())
     chosen = [item.part(_names(settings), _names(methods)) for item in chosen]
     numbers = compare.parse_seeds(seeds) if seeds else None
-    workshop = reproducing.Workshop(scale, out_dir, numbers, data_dir)
+    workshop = reproducing.Workshop(scale, out_dir, numbers, data_dir, set_ or [])
     if dry_run:
         _print_estimates(chosen, workshop, as_json)
         return

@@ -257,7 +257,6 @@ def _compare(
     ):
         rows = comparing.compare(config, entries, numbers, folder, series)
     methods = [Method(row["label"], [read_run(run, row["label"]) for run in row["runs"]]) for row in rows]
-    folders = [Path(run) for row in rows for run in row["runs"]]
     rows = [row | method.row for row, method in zip(rows, methods, strict=True)]
     title = describe(methods[0].first)  # what was run, not what the config says: data may come split
     group = Group(title, methods)
@@ -273,4 +272,4 @@ def _compare(
     out.print(
         f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"
     )
-    out.print(f"On disk: {disk_use(folders)}", highlight=False)
+    out.print(f"On disk: {disk_use([folder])}", highlight=False)

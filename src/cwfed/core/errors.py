@@ -37,6 +37,14 @@ class CwfedError(Exception):
     """Something the user can fix; the command line prints it without a traceback.
 
     The sentence may hold what others wrote (names of columns, of tensors, a node's reason): it is made plain here.
+
+    Examples:
+        >>> import cwfed
+        >>> try:
+        ...     cwfed.load_config(settings="train.rouns=3")
+        ... except cwfed.CwfedError as error:
+        ...     print(error)
+        unknown setting train.rouns: did you mean rounds?
     """
 
     def __init__(self, sentence: object = "") -> None:
@@ -71,6 +79,15 @@ class StopRun(Exception):
     """Raised by a listener (`on_event`): the run stops after this round, cleanly; with a folder it can be resumed.
 
     It is no error: `cwfed.run` gives the result of the rounds that are done, whose `stopped` has the reason.
+
+    Examples:
+        >>> import cwfed
+        >>> def listener(event):
+        ...     if isinstance(event, cwfed.Round) and event.round == 1:
+        ...         raise cwfed.StopRun("far enough")
+        >>> settings = {"train": {"rounds": 9, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}}
+        >>> cwfed.run(settings, on_event=listener).stopped
+        'far enough'
     """
 
     def __init__(self, reason: object = "a listener stopped the run") -> None:

@@ -42,7 +42,15 @@ class PerClass:
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """How good the clients' models are in one phase, over the evaluated clients."""
+    """How good the clients' models are in one phase, over the evaluated clients.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> last = result.events[-1]  # a cwfed.Round
+        >>> last.received.accuracy == sum(last.received.right) / sum(result.events[0].test_samples)
+        True
+    """
 
     accuracy: float
     """Right test answers / test samples, over all evaluated clients."""
@@ -76,7 +84,14 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class Started:
-    """A run begins; written once."""
+    """A run begins; written once.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> result.events[0].clients, result.events[0].classes
+        (5, 10)
+    """
 
     kind: ClassVar[str] = "started"
     algorithm: str
@@ -158,7 +173,15 @@ class Spent:
 
 @dataclass(frozen=True)
 class Round:
-    """A round is over."""
+    """A round is over.
+
+    Examples:
+        >>> import cwfed
+        >>> for event in cwfed.rounds({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}}):
+        ...     print(event.round, event.participants, event.received is not None)
+        1 [0, 1, 2, 3, 4] True
+        2 [0, 1, 2, 3, 4] True
+    """
 
     kind: ClassVar[str] = "round"
     round: int
@@ -206,7 +229,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """At the end: how good the models are that clients get which never took part."""
+    """At the end: how good the models are that clients get which never took part.
+
+    Examples:
+        >>> import cwfed
+        >>> def listener(event):  # for cwfed.run({"data": {"newcomers": 5}}, on_event=listener)
+        ...     if isinstance(event, cwfed.Newcomers):
+        ...         print(event.histogram, event.uniform)
+    """
 
     kind: ClassVar[str] = "newcomers"
     clients: list[int]
@@ -218,7 +248,14 @@ class Newcomers:
 
 @dataclass(frozen=True)
 class Note:
-    """Something a reader of the results should know: a resume, another kind of CPU, a damaged checkpoint."""
+    """Something a reader of the results should know: a resume, another kind of CPU, a damaged checkpoint.
+
+    Examples:
+        >>> import cwfed
+        >>> def listener(event):  # for cwfed.run(on_event=listener)
+        ...     if isinstance(event, cwfed.Note):
+        ...         print(event.message)
+    """
 
     kind: ClassVar[str] = "note"
     message: str

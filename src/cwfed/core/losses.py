@@ -1,4 +1,10 @@
-"""The client's maths: what algorithms add to the cross-entropy. Pure, differentiable, safe under vmap."""
+"""The client's maths: what algorithms add to the cross-entropy. Pure, differentiable, safe under vmap.
+
+Examples:
+    >>> import cwfed, torch
+    >>> float(cwfed.losses.proximal({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}))
+    4.0
+"""
 
 from __future__ import annotations
 

@@ -44,12 +44,14 @@ class Metric:
     `sums` is a function of (logits, labels), samples x classes and samples, that gives a tensor of sums over the samples: those
     of two lots of samples, added, are those of both together. `value` makes one number of such sums.
 
-    >>> def hits(logits, labels):
-    ...     among = (logits.topk(2).indices == labels[:, None]).any(1)
-    ...     return torch.stack([among.sum(), torch.tensor(len(labels))])
-    >>> top2 = Metric(hits, lambda sums: sums[0] / sums[1])
-    >>> float(top2.value(top2.sums(torch.tensor([[3., 2., 1.], [3., 2., 1.]]), torch.tensor([1, 2]))))
-    0.5
+    Examples:
+        >>> import cwfed, torch
+        >>> def hits(logits, labels):
+        ...     among = (logits.topk(2).indices == labels[:, None]).any(1)
+        ...     return torch.stack([among.sum(), torch.tensor(len(labels))])
+        >>> top2 = cwfed.Metric(hits, lambda sums: sums[0] / sums[1])
+        >>> float(top2.value(top2.sums(torch.tensor([[3., 2., 1.], [3., 2., 1.]]), torch.tensor([1, 2]))))
+        0.5
     """
 
     sums: Callable[[Tensor, Tensor], Tensor]

@@ -23,7 +23,10 @@ def sample_weights(counts: Tensor) -> Tensor:
 
 def histogram(class_counts: Sequence[float], classes: int) -> Tensor:
     """A label histogram that somebody gives, as float64."""
-    counts = torch.tensor(list(class_counts)).double()
+    try:
+        counts = torch.tensor(list(class_counts)).double()
+    except (TypeError, ValueError, RuntimeError):  # no list, or not of numbers
+        counts = torch.zeros(0)
     if counts.shape != (classes,) or not counts.isfinite().all() or counts.min() < 0 or counts.sum() == 0:
         raise ConfigError(f"a label histogram here is {classes} numbers >= 0, not all of them 0")
     return counts
@@ -52,8 +55,7 @@ def norm_distribution(weight: Tensor) -> Tensor:
     """
     norms = torch.linalg.vector_norm(weight, dim=-1)
     total = norms.sum(-1, keepdim=True)
-    uniform = torch.full_like(norms, 1 / norms.shape[-1])
-    return torch.where(total > 0, norms / total.clamp_min(torch.finfo(norms.dtype).tiny), uniform)
+    return torch.where(total > 0, norms / total.clamp_min(torch.finfo(norms.dtype).tiny), 1 / norms.shape[-1])
 
 
 def class_weights(shares: Tensor, prior: Tensor) -> Tensor:

@@ -129,6 +129,6 @@ class Schedule:
             return lr * self.factor ** ((round_ - 1 - self.warm_up) // self.every)
         if self.kind == "cosine":
             last = min(round_, self.rounds)  # what is trained only to be measured after the last round has its rate
-            share = (last - 1 - self.warm_up) / max(1, self.rounds - self.warm_up)
+            share = max(0, last - 1 - self.warm_up) / max(1, self.rounds - self.warm_up)
             return lr * 0.5 * (1 + math.cos(math.pi * share))
         return lr

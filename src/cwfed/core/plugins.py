@@ -52,7 +52,7 @@ def load_object(name: str, what: str) -> Any:
     _look_here()
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # it is the user's code: whatever stops it is the answer
+    except (Exception, SystemExit) as error:  # it is the user's code, or a script: whatever stops it is the answer
         raise ConfigError(f"{what} {name!r}: the module {module_name!r} cannot be imported ({why(error)})") from None
     if not hasattr(module, attribute):
         near = did_you_mean(attribute, [n for n in vars(module) if not n.startswith("_")])
@@ -63,11 +63,17 @@ def load_object(name: str, what: str) -> Any:
 
 def why(error: BaseException) -> str:
     """What stopped the user's code, and where in it: one line instead of a traceback."""
+    message = " ".join(str(error).split())
+    return ", ".join(
+        filter(None, [f"{type(error).__name__}{': ' * bool(message)}{message}", place_in_own_code(error)])
+    )
+
+
+def place_in_own_code(error: BaseException) -> str:
+    """The last line of the user's code that an error has come through; "" where it is none of theirs."""
     steps = traceback.extract_tb(error.__traceback__)
     own = [step for step in steps if not _is_installed(Path(step.filename).resolve())]
-    where = f", {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' * bool(message)}{message}{where}"
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 
 def sources(names: Iterable[str]) -> dict[str, str]:

@@ -9,7 +9,12 @@ from cwfed.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class InputShape:
-    """One sample: an image (channels, height, width), a vector (features,) or tokens (length,)."""
+    """One sample: an image (channels, height, width), a vector (features,) or tokens (length,).
+
+    Examples:
+        >>> import cwfed
+        >>> channels, height, width = cwfed.InputShape((3, 32, 32)).dims
+    """
 
     dims: tuple[int, ...]
     vocabulary: int = 0

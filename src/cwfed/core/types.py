@@ -50,7 +50,12 @@ class Training:
 
 @dataclass(frozen=True)
 class Task:
-    """What an algorithm may know about the experiment before the first round."""
+    """What an algorithm may know about the experiment before the first round.
+
+    Examples:
+        >>> def keeps(self, names, task):  # a method of an algorithm: the output layer stays with the client
+        ...     return task.layers[task.output]
+    """
 
     clients: int
     classes: int
@@ -113,7 +118,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Download:
-    """What the server sends to one client: usually one model; notes are small tensors beside it."""
+    """What the server sends to one client: usually one model; notes are small tensors beside it.
+
+    Examples:
+        >>> import cwfed, torch
+        >>> cwfed.Download(({"w": torch.ones(2)},)).model["w"].tolist()
+        [1.0, 1.0]
+    """
 
     models: tuple[Params, ...]
     notes: Params = field(default_factory=dict)
@@ -132,7 +143,13 @@ class Download:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a client's training starts, and what the penalty of its loss is made from."""
+    """Where a client's training starts, and what the penalty of its loss is made from.
+
+    Examples:
+        >>> import cwfed
+        >>> def begin(self, got, own, data):  # a method of an algorithm: train what came, and be pulled to it
+        ...     return cwfed.Start(got.model, anchor=got.model)
+    """
 
     params: Params
     anchor: Params = field(default_factory=dict)
@@ -141,7 +158,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of a client over its training data: which tensors it moves, for how long, on how much of the data."""
+    """A pass of a client over its training data: which tensors it moves, for how long, on how much of the data.
+
+    Examples:
+        >>> import cwfed
+        >>> def passes(self, when, task, start):  # a method of an algorithm: first the output layer, then all
+        ...     head = cwfed.Pass(trained=task.layers[task.output], epochs=1)
+        ...     return (head, cwfed.Pass()) if when == "training" else ()
+    """
 
     trained: tuple[str, ...] | None = None
     """The tensors that move, as far as they can be trained: what a model froze stays so. None: all that can be trained."""
@@ -180,7 +204,12 @@ class Pass:
 
 
 class Output(NamedTuple):
-    """What the network says about a batch, for the penalty."""
+    """What the network says about a batch, for the penalty.
+
+    Examples:
+        >>> def penalty(self, params, output, labels, start):  # a method of an algorithm: short rows
+        ...     return 0.01 * output.weight.square().sum()
+    """
 
     logits: Tensor
     features: Tensor
@@ -192,7 +221,14 @@ class Output(NamedTuple):
 
 
 class Network(Protocol):
-    """The network as a function, for objectives that ask it at other tensors than the current ones."""
+    """The network as a function, for objectives that ask it at other tensors than the current ones.
+
+    Examples:
+        >>> import cwfed
+        >>> def loss(self, network, params, batch, start, stage):  # a method of an algorithm: the plain loss
+        ...     answers = network(params, batch.inputs)
+        ...     return cwfed.Loss(batch.cross_entropy(answers.logits), answers.logits.new_zeros(()))
+    """
 
     def __call__(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
         """What the network says with these parameters, by their names in the network.
@@ -203,7 +239,14 @@ class Network(Protocol):
 
 
 class Batch(NamedTuple):
-    """Samples of a client to train on."""
+    """Samples of a client to train on.
+
+    Examples:
+        >>> import cwfed, torch
+        >>> batch = cwfed.Batch(inputs=torch.zeros(2, 3), labels=torch.tensor([0, 1]))
+        >>> round(float(batch.cross_entropy(torch.zeros(2, 2))), 3)
+        0.693
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -217,7 +260,13 @@ class Batch(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a client minimises: the sum of both. They are shown apart."""
+    """What a client minimises: the sum of both. They are shown apart.
+
+    Examples:
+        >>> import cwfed, torch
+        >>> cwfed.Loss(loss=torch.tensor(0.7), penalty=torch.tensor(0.1)).penalty
+        tensor(0.1000)
+    """
 
     loss: Tensor
     penalty: Tensor
@@ -228,7 +277,13 @@ LARGEST = 1e18
 
 
 class ExtraSpec(NamedTuple):
-    """What a tensor that a client sends must look like; the guard refuses anything else."""
+    """What a tensor that a client sends must look like; the guard refuses anything else.
+
+    Examples:
+        >>> import cwfed, torch
+        >>> def extras_spec(self, model, task):  # a method of an algorithm whose clients send their label counts
+        ...     return {"counts": cwfed.ExtraSpec(torch.float32, (task.classes,), low=0, counts_samples=True)}
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -240,7 +295,14 @@ class ExtraSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploads:
-    """What the participants of a round sent, sorted by client; `models` are stacked on a leading axis."""
+    """What the participants of a round sent, sorted by client; `models` are stacked on a leading axis.
+
+    Examples:
+        >>> import cwfed, torch
+        >>> up = cwfed.Uploads((0, 3), {"w": torch.tensor([[1.0], [3.0]])}, counts=torch.tensor([10, 30]))
+        >>> cwfed.mixing.average(up.models, cwfed.mixing.sample_weights(up.counts))["w"].tolist()
+        [2.5]
+    """
 
     clients: tuple[int, ...]
     models: Params
@@ -264,7 +326,13 @@ class Uploads:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large an experiment is, in numbers (4 bytes each): what the cost of a method depends on."""
+    """How large an experiment is, in numbers (4 bytes each): what the cost of a method depends on.
+
+    Examples:
+        >>> import cwfed
+        >>> cwfed.Sizes(model=100, head=20, classes=10, clients=20, participants=5).once
+        500
+    """
 
     model: int
     """Parameters of the network, as the method adapted it."""
@@ -293,7 +361,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Cost:
-    """One row of the cost table: a method's needs in numbers."""
+    """One row of the cost table: a method's needs in numbers.
+
+    Examples:
+        >>> import cwfed
+        >>> sizes = cwfed.Sizes(model=100, head=20, classes=10, clients=20, participants=5)
+        >>> [row.up for row in cwfed.FedAvg().costs(sizes)]
+        [500]
+    """
 
     method: str
     server: int

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cwfed.core import files
 from cwfed.core.errors import MOST_NAME, DataError, plain
+from cwfed.core.plugins import why
 
 CACHE_VERSION = 1
 """Part of every cache key: raise it when decoding changes."""
@@ -31,7 +32,14 @@ PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples and labels. Images are N x H x W x C; bytes are pixels, whole numbers tokens, floats as they are."""
+    """Samples and labels. Images are N x H x W x C; bytes are pixels, whole numbers tokens, floats as they are.
+
+    Examples:
+        >>> import cwfed
+        >>> digits = cwfed.load_data("digits")
+        >>> digits.inputs.shape, digits.classes
+        ((1797, 8, 8, 1), 10)
+    """
 
     name: str
     inputs: NDArray[Any]
@@ -88,7 +96,7 @@ class Dataset:
         Errors:
             CwfedError, one sentence: lengths that differ, one-hot labels, N x C x H x W in numpy, values that are not finite.
 
-        Example:
+        Examples:
             >>> import numpy as np
             >>> Dataset.from_arrays(np.zeros((4, 8, 8)), ["cat", "dog", "cat", "dog"]).class_names
             ('cat', 'dog')
@@ -125,7 +133,7 @@ class Dataset:
         Errors:
             CwfedError, one sentence: no length, samples that are no pair, or of different shapes.
 
-        Example:
+        Examples:
             >>> import torch
             >>> pairs = torch.utils.data.TensorDataset(torch.zeros(6, 3, 8, 8), torch.arange(6) % 2)
             >>> Dataset.from_torch(pairs).inputs.shape
@@ -135,9 +143,9 @@ class Dataset:
         try:
             samples = [_sample(data[i]) for i in range(len(data))]  # type: ignore[arg-type]
             inputs = _floats(np.stack([given for given, _ in samples]))
-        except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        except Exception as error:  # it may be the user's code: whatever stops it is the answer
             raise DataError(
-                f"the torch data set {name!r} must have a length and samples (input, label) of one shape: {error}"
+                f"the torch data set {name!r} must have a length and samples (input, label) of one shape: {why(error)}"
             ) from None
         labels = [label for _, label in samples]
         if class_names is None and all(isinstance(label, int) for label in labels):
@@ -169,19 +177,21 @@ class Dataset:
         Errors:
             CwfedError, one sentence: a part that is no pair, a client without training samples, shapes that differ.
 
-        Example:
+        Examples:
             >>> import numpy as np
             >>> one = (np.zeros((6, 2)), [0, 1, 0, 1, 0, 1]), (np.zeros((2, 2)), [0, 1])
             >>> len(Dataset.from_clients({"anna": one, "ben": one}).fixed_split)
             2
         """
+        if not isinstance(clients, Mapping | Sequence) or not clients:
+            raise DataError(f"data set {name!r}: clients must be a list or a dict with one client or more")
         items = list(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
         inputs, labels, split, at = [], [], [], 0
         for client, parts in items:
             own = []
             try:
-                pairs = [(_inputs(name, x), np.asarray(y)) for x, y in parts]
-                fits = len(pairs) in (2, 3) and all(len(x) == len(y) for x, y in pairs)
+                pairs = [(x, y) for x, y in parts]
+                fits = len(pairs) in (2, 3) and all(np.ndim(x) and np.ndim(y) and len(x) == len(y) for x, y in pairs)
             except (TypeError, ValueError):
                 fits = False
             if not fits:
@@ -190,15 +200,16 @@ class Dataset:
                     "(inputs, labels) of the same length"
                 )
             for x, y in pairs:
-                inputs.append(x)
-                labels.append(y)
+                inputs.append(_inputs(name, x))
+                labels.append(_array_of(name, "labels", y))
                 own.append(np.arange(at, at := at + len(y)))
             split.append(tuple(own))
         if len({x.shape[1:] for x in inputs}) != 1:
             raise DataError(
                 f"data set {name!r}: the clients' samples have {len({x.shape[1:] for x in inputs})} different shapes"
             )
-        numbers, names = _classes(name, np.concatenate(labels), class_names)
+        # an empty list has no labels, and no type either
+        numbers, names = _classes(name, np.concatenate([y for y in labels if len(y)] or labels), class_names)
         return cls(
             name,
             np.concatenate(inputs),
@@ -210,7 +221,7 @@ class Dataset:
 
     def owned_by(self, clients: ArrayLike) -> Dataset:
         """The same data with natural clients: for each sample whose it is, numbers or texts."""
-        values = _column(clients)
+        values = _array_of(self.name, "clients", clients).tolist()
         if not all(isinstance(value, str) for value in values) and not all(
             isinstance(value, int) for value in values
         ):
@@ -224,7 +235,7 @@ class Dataset:
 def _inputs(name: str, given: Any) -> NDArray[Any]:
     """Arrays of any kind as N x H x W x C or N x F."""
     is_torch = hasattr(given, "detach")
-    array = _floats(np.asarray(given.detach().cpu() if is_torch else given))
+    array = _floats(_array_of(name, "inputs", given))
     if array.ndim == 3:
         return array[..., None]
     if array.ndim == 4 and is_torch:
@@ -234,6 +245,17 @@ def _inputs(name: str, given: Any) -> NDArray[Any]:
             f"data set {name!r}: inputs of shape {array.shape} look like N x C x H x W: give N x H x W x C, as "
             "inputs.transpose(0, 2, 3, 1), or a torch tensor, which is read as N x C x H x W"
         )
+    return array
+
+
+def _array_of(name: str, what: str, given: Any) -> NDArray[Any]:
+    """What somebody gives as an array, with one entry for each sample."""
+    try:
+        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    except (TypeError, ValueError) as error:  # rows of different lengths, or a type of torch's that numpy lacks
+        raise DataError(f"data set {name!r}: {what} are no array: {error}") from None
+    if array.ndim == 0:
+        raise DataError(f"data set {name!r}: {what} must have an entry for each sample, and there is only {given!r}")
     return array
 
 
@@ -258,15 +280,9 @@ def _sample(pair: Any) -> tuple[NDArray[Any], Any]:
     return array, label.item() if hasattr(label, "item") else label
 
 
-def _column(values: Any) -> list[Any]:
-    """One value for each sample, as Python's own."""
-    found: list[Any] = np.asarray(values.cpu() if hasattr(values, "cpu") else values).tolist()
-    return found
-
-
 def _classes(name: str, given: Any, names: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels as 0 .. K-1 with the names of the classes; what looks like something else is named."""
-    array = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+    array = _array_of(name, "labels", given)
     if array.ndim == 2 and array.shape[1] > 1:
         hot = np.issubdtype(array.dtype, np.number) and bool(
             ((array == 1).sum(1) == 1).all() and ((array != 0).sum(1) == 1).all()

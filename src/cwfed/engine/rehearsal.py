@@ -23,18 +23,29 @@ def rehearse(
     worker: ClientWorker, algorithm: FedAvg, task: Task, got: Download, visit: Visit, how: LocalTraining
 ) -> None:
     """Begin a round with one client, look at its passes, and compute the loss of two samples in each."""
-    name = type(algorithm).__name__
-    start = algorithm.begin(got, visit.own, worker.view(visit.client, visit.statistics))
+    name, view = type(algorithm).__name__, worker.view(visit.client, visit.statistics)
+    check_type(got, Download, f"{name}.send")
+    start = algorithm.begin(got, visit.own, view)
+    check_type(start, Start, f"{name}.begin")
+    check_type(start.params, dict, f"{name}.personal or {name}.begin", "a model as a dict of tensors by name")
     worker.load(start.params | visit.statistics)
     worker.model.train()
     batch = Batch(*worker.samples.batch(worker.federation.shards[visit.client].train[:2]), how.label_smoothing)
     for when in get_args(When):
         passes = algorithm.passes(when, task, start)
+        check_type(passes, tuple, f"{name}.passes", "a tuple of Pass")
         if when == "training" and not passes:
             raise ConfigError(f"{name} has no pass in training: its clients would never learn")
         for one in passes:
+            check_type(one, Pass, f"{name}.passes", "a tuple of Pass")
             check_pass(one, f"a pass of {name} ({when})", worker)
             check_loss(algorithm, worker, batch, worker.here(start), one, name)
+
+
+def check_type(found: object, wanted: type, hook: str, words: str = "") -> None:
+    """One sentence for a hook that returns something else, most often nothing."""
+    if not isinstance(found, wanted):
+        raise ConfigError(f"{hook} must return {words or f'a {wanted.__name__}'}, not {type(found).__name__}")
 
 
 def check_pass(one: Pass, what: str, worker: ClientWorker) -> None:

@@ -93,7 +93,7 @@ class ClientTasks:
         got, algorithm = self.outbox.download(call.state, visit), self.job.algorithm
         if isinstance(self.worker, PrivateWorker):
             self.worker.rehearse(algorithm, got, visit.own, visit.statistics, visit.client)
-        elif overrides(algorithm, "loss", "passes"):
+        elif overrides(algorithm, "send", "personal", "begin", "passes", "loss"):
             rehearsal.rehearse(self.worker, algorithm, self.job.task, got, visit, self.job.how)
 
     # --- training

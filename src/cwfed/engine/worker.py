@@ -214,8 +214,8 @@ class ClientWorker:
 
     def _follow(self) -> None:
         """The network's bf16 parameters become what their masters are."""
-        for cast, master in self._casts:
-            cast.copy_(master)
+        if self._casts:
+            torch._foreach_copy_([cast for cast, _ in self._casts], [master for _, master in self._casts])
 
     def save(self, out: Params, row: int) -> None:
         """Write the network into a row of a stack of models."""
@@ -308,7 +308,7 @@ class ClientWorker:
             return 0.0, 0.0, optimizer
         mean_loss, mean_penalty = torch.stack(history).cpu().double().mean(0).tolist()
         trained = moved if len(passes) == 1 else list(self.params.values())
-        intact = all(bool(parameter.isfinite().all()) for parameter in trained)
+        intact = all(bool(parameter.sum(dtype=torch.float32).isfinite()) for parameter in trained)
         return mean_loss if intact else np.nan, mean_penalty, optimizer
 
     def choose(self, one: Pass | None) -> None:

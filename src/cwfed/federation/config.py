@@ -372,7 +372,14 @@ class PrivacySection(Section):
 
 
 class Config(Section):
-    """A whole experiment. `Config()` is the digits experiment."""
+    """A whole experiment. `Config()` is the digits experiment.
+
+    Examples:
+        >>> import cwfed
+        >>> config = cwfed.load_config(settings=["train.lr=0.05"])
+        >>> config.train.lr, config.algorithm_name
+        (0.05, 'cwfedavg')
+    """
 
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
@@ -515,7 +522,20 @@ def _sentence(error: Any) -> str:
 def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
     """A config file, with `key=value` settings on top (one, or a list of them); no file is the digits experiment.
 
-    `preset:SETTING/METHOD` in place of a file is a tuned preset (`cwfed presets`).
+    Arguments:
+        path: a TOML file, or `preset:SETTING/METHOD`, a tuned preset (`cwfed presets`). Default: all settings are defaults.
+        settings: such as "train.lr=0.05", as after `--set` on the command line.
+
+    Returns:
+        The config, for `cwfed.run`.
+
+    Errors:
+        CwfedError, one sentence: a file that cannot be read, an unknown setting, an impossible value.
+
+    Examples:
+        >>> import cwfed
+        >>> cwfed.load_config(settings=["train.rounds=20", "algorithm.name=ditto"]).train.rounds
+        20
     """
     if isinstance(settings, str):
         settings = [settings]

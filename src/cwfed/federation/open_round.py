@@ -53,9 +53,10 @@ class OpenRound:
         self.number = before.round + 1
         self.clock = Clock()
         self.invited = invite(self.config, clients, self.number)
-        self.lost = [c for c in self.invited if is_lost(self.config, self.number, c)]
+        lost = {c: is_lost(self.config, self.number, c) for c in self.invited}
+        self.lost = [c for c in self.invited if lost[c]]
         """Of the invited: who never answers; once the answers are in, who never did."""
-        self.asked = [c for c in self.invited if c not in self.lost]
+        self.asked = [c for c in self.invited if not lost[c]]
         self.refused: dict[int, str] = {}
         """By client, why its answer is left out: from there on it is like one that was lost, nothing of its round stays."""
         self.updates: list[Update] = []

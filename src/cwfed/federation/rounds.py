@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cwfed.algorithms import FedAvg
 from cwfed.core import metrics
-from cwfed.core.errors import GivenUp
+from cwfed.core.errors import ConfigError, GivenUp
 from cwfed.core.events import PerClass, PhaseResult
 from cwfed.core.metrics import Tally, finite
 from cwfed.core.rng import stream
@@ -146,7 +146,11 @@ def close(
             models, longer = bounded(some.models, lambda row: sent(some.clients[row]), rules.norm_bound)
             some = replace(some, models=models)
         scaled_back = [some.clients[row] for row in longer]
-        return Closed(algorithm.aggregate(server, some), some, scaled_back=scaled_back)
+        state = algorithm.aggregate(server, some)
+        if not isinstance(state, dict):
+            name = type(algorithm).__name__
+            raise ConfigError(f"{name}.aggregate must return the new state, a dict, not {type(state).__name__}")
+        return Closed(state, some, scaled_back=scaled_back)
 
     refused = dict[int, str]()
     if up is not None and len(up.clients) >= rules.least:

@@ -45,7 +45,14 @@ TRIED = 16
 
 
 class Simulation(Experiment):
-    """An experiment with an engine to carry it out."""
+    """An experiment with an engine to carry it out.
+
+    Examples:
+        >>> import cwfed
+        >>> simulation = cwfed.Simulation(cwfed.load_config(settings=["data.clients=5", "model.name=mlp"]))
+        >>> simulation.clients, simulation.started().algorithm
+        (5, 'cwfedavg')
+    """
 
     def __init__(self, config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> None:
         self.devices = engine.find_devices(config.run.device, config.run.engine)
@@ -219,6 +226,7 @@ class Simulation(Experiment):
         )
 
     def statistics(self, kept: dict[int, Params], client: int) -> Params:
+        """The running statistics that stay with a client: its own, or the initial ones."""
         own = kept.get(client)
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
@@ -348,8 +356,9 @@ class Simulation(Experiment):
 
     def newcomer_model(self, progress: Progress, class_counts: Sequence[float] | None) -> Params:
         """The model of somebody who never took part, from its label histogram or without."""
-        model = self.completed(self.algorithm.newcomer(progress.server, class_counts))
-        return self.algorithm.predictor(model, class_counts, self.task) if class_counts else model
+        counts = None if class_counts is None else mixing.histogram(class_counts, self.task.classes).tolist()
+        model = self.completed(self.algorithm.newcomer(progress.server, counts))
+        return model if counts is None else self.algorithm.predictor(model, counts, self.task)
 
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""

@@ -116,17 +116,19 @@ class Lobby:
         said, silent = [], f"it did not say who it is within {self.plan.federation.timeout:g} seconds"
         found = replies_of.pull(grid, {number: question.message for number, question in self._questions.items()})
         asked = {number: question.node for number, question in self._questions.items()}
+        members, answered = self.members.nodes, set[int]()
         for number, reply in found.items():
             node = asked[number]
-            if number not in self._questions:
+            if node in answered:
                 continue  # it was asked twice, and has answered twice
-            self._questions = {other: q for other, q in self._questions.items() if q.node != node}
-            if node in self.members.nodes or replies_of.is_gone(reply):
+            answered.add(node)
+            if node in members or replies_of.is_gone(reply):
                 continue
             try:
                 self._heard.append(replies_of.read(reply, partial(replies_of.read_hello, node)))
             except wire.BadMessage as error:
                 said += self._leave_out(node, str(error), self._pause)
+        self._questions = {number: q for number, q in self._questions.items() if q.node not in answered}
         late = {question.node for question in self._questions.values() if question.until <= self._post.now()}
         return said + [sentence for node in sorted(late) for sentence in self._leave_out(node, silent, 0.0)]
 

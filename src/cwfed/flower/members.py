@@ -140,9 +140,10 @@ class Members:
         connected = set(nodes)
         return sorted(client for client, hello in self.hellos.items() if hello.node in connected)
 
-    def client_of(self, node: int) -> int | None:
-        """Whose node this is."""
-        return next((client for client, hello in self.hellos.items() if hello.node == node), None)
+    @property
+    def by_node(self) -> dict[int, int]:
+        """Whose node each is; to be asked once for many answers."""
+        return {hello.node: client for client, hello in self.hellos.items()}
 
     def welcome(self, hellos: Iterable[Hello], connected: Iterable[int]) -> list[str]:
         """Let nodes in or leave them out; what happened, in sentences."""
@@ -151,12 +152,13 @@ class Members:
         if self.agreed is None:
             said = Counter(h.meanings for h in ordered if not h.misfit(self.plan) and not self._misunderstanding(h))
             self.agreed = said.most_common(1)[0][0] if said else None
-        return [self._welcome(hello, online) for hello in ordered]
+        numbers = {name: number for number, name in enumerate(self.names)}
+        return [self._welcome(hello, online, numbers) for hello in ordered]
 
-    def _welcome(self, hello: Hello, online: set[int]) -> str:
+    def _welcome(self, hello: Hello, online: set[int], numbers: dict[str, int]) -> str:
         problem = hello.misfit(self.plan) or self._misunderstanding(hello)
-        known = hello.name in self.names
-        client = self.names.index(hello.name) if known else len(self.names)
+        known = hello.name in numbers
+        client = numbers.get(hello.name, len(self.names))
         present = self.hellos.get(client) if known else None
         key = self._key(hello)
         problem = problem or self._not_theirs(hello, client if known else None)
@@ -171,6 +173,7 @@ class Members:
         if not known:
             self.names.append(hello.name)
             self.keys.append(key)
+            numbers[hello.name] = client
         elif self.plan.federation.admitted:
             self.keys[client] = key  # the operator says whose the name is, also when its key was changed
         self.refused.pop(hello.node, None)

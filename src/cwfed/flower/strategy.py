@@ -199,11 +199,11 @@ class PersonalisedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Read what arrived, and close the round."""
-        opened, waiting = self.opened, set(self.opened.asked)
+        opened, waiting, clients = self.opened, set(self.opened.asked), self.members.by_node
         uploads: list[Upload] = []
         stack = Stack(self.blueprint.guard.model, opened.asked)
         for reply in replies:
-            client = self.members.client_of(reply.metadata.src_node_id)
+            client = clients.get(reply.metadata.src_node_id)
             if client is None or client not in waiting or replies_of.is_gone(reply):
                 continue
             waiting.discard(client)
@@ -250,9 +250,9 @@ class PersonalisedStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Gather what the clients measured."""
-        opened = self.opened
+        opened, clients = self.opened, self.members.by_node
         for reply in replies:
-            client = self.members.client_of(reply.metadata.src_node_id)
+            client = clients.get(reply.metadata.src_node_id)
             if client is None or replies_of.is_gone(reply):
                 continue
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -83,6 +83,11 @@ def build(name: str, shape: InputShape, classes: int, options: Mapping[str, Any]
         given = f" with {dict(options)}" if options else ""
         raise ConfigError(f"model {name!r} cannot be built{given}: {why(error)}") from None
     output_layer(model, classes, name)
+    under_one_name(model)
+    if f"{model.output_layer}.weight" not in parameters_of(model):
+        raise ConfigError(
+            f"the output layer {model.output_layer!r} of model {name!r} must have a weight of its own, which is no other layer's"
+        )
     if min((p.numel() for p in model.parameters()), default=0) == 0:
         raise ConfigError(f"model {name!r} has a layer without any weights")
     return model
@@ -112,6 +117,60 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
     return found
 
 
+class Again(nn.Module):
+    """A module that a container has once more: it is called, and is no part of the network by this name."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["module"] = module
+
+    def __getattr__(self, name: str) -> Any:
+        if "module" not in self.__dict__:  # while it is being copied
+            raise AttributeError(name)
+        return getattr(self.__dict__["module"], name)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.__dict__["module"](*inputs, **named)
+
+    # Python looks these up in the class; what the module has not, it says itself
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.__dict__["module"][at]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__dict__["module"])
+
+    def __len__(self) -> int:
+        return len(self.__dict__["module"])
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def under_one_name(network: nn.Module) -> None:
+    """A module with tensors that the network has under several names keeps the first, and is found as before under the others.
+
+    `functional_call` puts tensors in by every name there is, and of a module that has two leaves them in.
+    """
+    known, others = set[int](), list[str]()
+    for name, module in list(network.named_modules(remove_duplicate=False)):
+        has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
+        if not has_tensors or any(name.startswith(f"{other}.") for other in others):
+            continue
+        if id(module) in known:
+            others.append(name)
+        known.add(id(module))
+    for name in others:
+        path, _, last = name.rpartition(".")
+        parent = network.get_submodule(path)
+        module = parent.get_submodule(last)
+        if isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            parent._modules[last] = Again(module)
+        else:
+            del parent._modules[last]
+            parent.__dict__[last] = module
+
+
 class Attached(nn.Module):
     """The tensors of a module, by their names, without what it does: an nn.Sequential calls all that it has.
 
@@ -128,7 +187,25 @@ class Attached(nn.Module):
 
 
 def attach(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """Add tensors that an algorithm needs beside the network: they are its tensors by name, but none of its layers."""
+    """Add tensors that an algorithm needs beside the network: they are its tensors by name, but none of its layers.
+
+    Arguments:
+        network: to which they are added, in place.
+        name: of the place; their names begin with it.
+        module: has the tensors, such as a second network or a `holder`.
+
+    Returns:
+        The same network.
+
+    Errors:
+        none of ours; torch refuses a name that the network has.
+
+    Examples:
+        >>> import cwfed, torch
+        >>> network = cwfed.attach(torch.nn.Linear(3, 2), "mine", cwfed.holder({"alpha": torch.ones(1)}))
+        >>> [name for name, _ in network.named_parameters() if name.startswith("mine")]
+        ['mine.alpha']
+    """
     network.add_module(name, Attached(module))
     object.__setattr__(network, "attached", (*getattr(network, "attached", ()), name))
     return network
@@ -137,6 +214,21 @@ def attach(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
 def holder(tensors: Mapping[str, Tensor], statistics: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A module that only has these parameters (and buffers, for running statistics), for `attach`; a name with dots is a
     place in it.
+
+    Arguments:
+        tensors: the parameters by name.
+        statistics: the buffers by name. Default: none.
+
+    Returns:
+        The module.
+
+    Errors:
+        none of ours; torch refuses a name twice.
+
+    Examples:
+        >>> import cwfed, torch
+        >>> sorted(cwfed.holder({"alpha": torch.ones(1), "head.weight": torch.ones(2, 3)}).state_dict())
+        ['alpha', 'head.weight']
     """
     root = nn.Module()
 
@@ -174,8 +266,10 @@ def detach(network: nn.Module) -> nn.Module:
 def task_of(model: nn.Module, clients: int, classes: int, seed: int = 0) -> Task:
     """What an algorithm may know: the model's layers in the order in which it registers them."""
     layers: dict[str, tuple[str, ...]] = {}
+    names = parameters_of(model).keys()  # a weight that several layers share is the first one's
     for name, module in model.named_modules():
-        own = tuple(f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
+        parameters = (f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
+        own = tuple(parameter for parameter in parameters if parameter in names)
         if own and not isinstance(module, Attached) and not attached(model, name):
             layers[name] = own
     norms = {

@@ -13,7 +13,9 @@ from rich.text import Text
 from cwfed.core.errors import MOST_NAME, MOST_TEXT, plain
 
 FOLDED = 12
-"""A column of words may become this narrow, and a heading 8; then they go on in the next line."""
+"""A column of words may become this narrow; then they go on in the next line."""
+HEADING = 9
+"""A word of a heading has this much room: "algorithm", "validated". Longer ones may go on in the next line."""
 
 
 @dataclass
@@ -98,9 +100,9 @@ class FittedTable:
     def _need(self, i: int, room: int) -> int:
         heading = max((cell_len(word) for word in self.header[i].split()), default=1)
         if not self._folds(i):
-            return max(self._longest(i), min(heading, 8), 1)
+            return max(self._longest(i), min(heading, HEADING), 1)
         least = max(8, room // 3) if i == 0 else FOLDED
-        return min(self._want(i), max(least, min(heading, 8)))
+        return min(self._want(i), max(least, min(heading, HEADING)))
 
 
 def _cell(cell: str | Text) -> str | Text:

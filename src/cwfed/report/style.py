@@ -101,6 +101,26 @@ def looks(names: Sequence[str]) -> list[Look]:
     return [found[i] for i in range(len(names))]
 
 
+def colour(name: str) -> str:
+    """A method's colour on every page and in every picture of cwfed, for pictures of one's own.
+
+    Arguments:
+        name: as in `algorithm.name`: "ditto", "fedavg+prior" (which has the colour of "fedavg"), or of one's own.
+
+    Returns:
+        The colour as "#RRGGBB", as matplotlib and plotly take it.
+
+    Errors:
+        none: a method that cwfed does not know has a colour, too, by its name.
+
+    Examples:
+        >>> import cwfed
+        >>> cwfed.colour("cwfedavg")
+        '#D55E00'
+    """
+    return COLOURS[_place(name)[0]]
+
+
 def looks_of_settings(count: int) -> list[Look]:
     """Where all lines are of one method, its colour would say nothing: each of its settings has one, in their order."""
     return [_look(place % len(COLOURS), 0) for place in range(count)]

@@ -38,10 +38,10 @@ def judge(item: Item, workshop: Workshop) -> Outcome:
 
     workshop.require(item)
     outcome = (paper_tables.KINDS | pictures.KINDS)[item.kind](item, workshop)
-    jobs = workshop.jobs(item)
+    jobs = [job for job in workshop.jobs(item) if job.state == "finished"]
     outcome.notes += protocol.notes([job.config for job in jobs])
     if item.kind not in EXACT:
-        setups = [Setup(name, workshop.scale) for name in item.settings]
+        setups = workshop.setups(item)
         outcome.notes += protocol.reduced(setups) if jobs else []
         _name_what_ran(outcome, setups)
         if workshop.scale == "smoke":

@@ -14,6 +14,7 @@ from cwfed.models import InputShape
 from cwfed.report.finished import RunRecord
 from cwfed.reproduce import protocol
 from cwfed.reproduce.outcome import Outcome
+from cwfed.reproduce.protocol import BEST_ROUND
 from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item, Row, Setup
 from cwfed.reproduce.verdict import Cell, Claim, Pairs, Value, judge, leader_claims, order_claim, parse
@@ -22,7 +23,7 @@ from cwfed.runs import summary
 
 def accuracy(item: Item, workshop: Workshop) -> Outcome:
     """Methods x settings: best round on test, of the phase on which each method is reported (the paper's protocol)."""
-    setups = [Setup(name, workshop.scale) for name in item.settings]
+    setups = workshop.setups(item)
     labels = [row.label for row in item.rows]
     records = [[workshop.records(setup, row) for row in item.rows] for setup in setups]
     ours = [[accuracy_of(runs) for runs in column] for column in records]
@@ -38,7 +39,7 @@ def accuracy(item: Item, workshop: Workshop) -> Outcome:
     result.pairs, result.claims = pairs, [order_claim(pairs)]
     if item.leader:
         result.claims += leader_claims(item.leader, labels, result.columns, ours, published)
-    result.notes = [protocol.BEST_ROUND]
+    result.notes = [BEST_ROUND]
     if any(row.models_sent for row in item.rows):
         _add_models_sent(result, setups[0], item.rows, records[0])
     return result

@@ -31,6 +31,7 @@ from cwfed.report.groups import Group, Method
 from cwfed.report.heatmaps import CHANGE, NORM, Panel
 from cwfed.report.style import COLOURS, COMMON, STROKES, looks
 from cwfed.reproduce import aggregation, pathways, pathways_drawing
+from cwfed.reproduce.both_phases import phases
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.paper_tables import accuracy_of, spread
 from cwfed.reproduce.protocol import BEST_ROUND, held_out
@@ -74,7 +75,7 @@ def drawing_of_aggregations(item: Item, workshop: Workshop) -> Outcome:
 
 def data_distributions(item: Item, workshop: Workshop) -> Outcome:
     """Who holds what, for several heterogeneities."""
-    setups = [Setup(name, _cheap(workshop.scale)) for name in item.settings]
+    setups = [Setup(name, _cheap(workshop.scale), workshop.changes) for name in item.settings]
     panels, effective = [], []
     for setup in setups:
         config = setup.config
@@ -111,7 +112,7 @@ class _Watched(algorithms.CwFedAvg):
 def first_epoch(item: Item, workshop: Workshop) -> Outcome:
     """One client's p~ over the batches of round 1, without and with WDR, and where it ends against p."""
     (name,) = item.settings
-    setup = Setup(name, _cheap(workshop.scale))
+    setup = Setup(name, _cheap(workshop.scale), workshop.changes)
     entry = setup.entry(Row(label="", algorithm={"name": "cwfedavg"}))
     config = with_algorithm(setup.config, entry, setup.seeds[0])
     wdr = config.algorithm["wdr"]
@@ -185,7 +186,7 @@ def _draw_first_epoch(
 
 
 def _records(item: Item, workshop: Workshop, setting: str) -> dict[str, RunRecord]:
-    setup = Setup(setting, workshop.scale)
+    setup = workshop.setup(setting)
     return {row.label: workshop.records(setup, row)[0] for row in item.rows}
 
 
@@ -244,7 +245,7 @@ def heat_maps(item: Item, workshop: Workshop) -> Outcome:
 
 def convergence(item: Item, workshop: Workshop) -> Outcome:
     """Training loss over the rounds; who is faster is who has the lower mean loss over them, by more than the seeds' noise."""
-    setups = [Setup(name, workshop.scale) for name in item.settings]
+    setups = workshop.setups(item)
     result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups])
     figure = Figure(figsize=(10, 2.7 * -(-len(setups) // 3)), layout="constrained")
     grid = figure.subplots(-(-len(setups) // 3), 3, squeeze=False)
@@ -330,7 +331,7 @@ def _client_losses(record: RunRecord) -> dict[int, list[tuple[int, float]]]:
 
 def coefficient(item: Item, workshop: Workshop) -> Outcome:
     """Accuracy and regulariser for several coefficients."""
-    setups = [Setup(name, workshop.scale) for name in item.settings]
+    setups = workshop.setups(item)
     result = Outcome(item, workshop.scale, digits=3)
     result.columns = [f"{setup.title}: {what}" for setup in setups for what in ("accuracy, %", "||p - p~||")]
     figure = Figure(figsize=(4.4 * len(setups), 3.4), layout="constrained")
@@ -417,5 +418,6 @@ KINDS: dict[str, Callable[[Item, Workshop], Outcome]] = {
     "heatmaps": heat_maps,
     "convergence": convergence,
     "per_client": per_client,
+    "phases": phases,
     "lambda": coefficient,
 }

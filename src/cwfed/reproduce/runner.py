@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cwfed.core.errors import DataError, RunError
+from cwfed.core.errors import ConfigError, DataError, RunError
 from cwfed.core.events import Event, Round
 from cwfed.federation.config import Config, with_settings
 from cwfed.report.finished import RunRecord, read_run
@@ -61,15 +62,41 @@ class Workshop:
     """A scale's runs: where they lie, and how to get at them. Tables and figures share runs."""
 
     def __init__(
-        self, scale: Scale, out: Path, seeds: Sequence[int] | None = None, data_dir: str | None = None
+        self,
+        scale: Scale,
+        out: Path,
+        seeds: Sequence[int] | None = None,
+        data_dir: str | None = None,
+        changes: Sequence[str] = (),
     ) -> None:
-        self.scale, self.folder, self.seeds, self.data_dir = scale, out / scale, seeds, data_dir
+        self.scale, self.folder, self.seeds, self.data_dir, self.changes = (
+            scale,
+            out / scale,
+            seeds,
+            data_dir,
+            changes,
+        )
+        for change in changes:
+            if re.match(r"\s*(algorithm\b|run\.seed\s*=)", change):
+                raise ConfigError(
+                    f"--set {change}: methods and seeds are those of the table; --methods and --seeds choose among them"
+                )
+
+    def setup(self, name: str) -> Setup:
+        """An experimental setting as it is run here."""
+        return Setup(name, self.scale, self.changes)
+
+    def setups(self, item: Item) -> list[Setup]:
+        """Those of a table or figure."""
+        return [self.setup(name) for name in item.settings]
 
     def jobs(self, item: Item) -> list[Job]:
         """All runs that a table or figure needs."""
-        return [
-            job for name in item.settings for row in item.rows for job in self.jobs_of(Setup(name, self.scale), row)
-        ]
+        return [job for setup in self.setups(item) for row in item.rows for job in self.jobs_of(setup, row)]
+
+    def missing(self, item: Item) -> list[Job]:
+        """Those of them that are not finished."""
+        return [job for job in self.jobs(item) if job.state != "finished"]
 
     def jobs_of(self, setup: Setup, row: Row) -> list[Job]:
         """The runs of one method in one setting, a seed each."""
@@ -98,15 +125,17 @@ class Workshop:
             on_done(job)
 
     def require(self, item: Item) -> None:
-        """An error where runs are missing, with the command that makes them, or are of other settings."""
-        missing = [job for job in self.jobs(item) if job.state != "finished"]
-        if missing:
+        """An error where runs are missing (all of them, of what is beyond the paper), with the command that makes them, or are
+        of other settings."""
+        jobs, missing = self.jobs(item), self.missing(item)
+        if missing and not (item.beyond and len(missing) < len(jobs)):
             raise RunError(
                 f"{item.name} needs {len(missing)} runs that are not finished, such as {missing[0].folder}: "
                 f"{self.command(item)} makes them"
             )
-        for job in self.jobs(item):
-            RunFolder(job.folder).check_same(job.config)
+        for job in jobs:
+            if job.state == "finished":
+                RunFolder(job.folder).check_same(job.config)
 
     def command(self, item: Item) -> str:
         """The command that makes a table or figure here."""
@@ -115,6 +144,7 @@ class Workshop:
         more = ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
         more += ["--settings", ",".join(item.settings)] if item.settings != whole.settings else []
         more += ["--methods", ",".join(labels)] if labels != [row.label for row in whole.rows] else []
+        more += [part for change in self.changes for part in ("--set", change)]
         return shlex.join(
             ["cwfed", "reproduce", item.name, "--scale", self.scale, *more, "--out", str(self.folder.parent)]
         )

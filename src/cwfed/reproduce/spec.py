@@ -48,6 +48,8 @@ class Item(Section):
     claim: str
     leader: str = ""
     """The row that the claim puts first."""
+    beyond: bool = False
+    """Not in the paper: made where it is named and not by `all`, from the runs that are finished."""
     settings: list[str] = Field(default_factory=list)
     rows: list[Row] = Field(default_factory=list)
     options: dict[str, Any] = Field(default_factory=dict)
@@ -100,9 +102,9 @@ class Settings(Section):
 
 
 class Setup:
-    """A setting at a scale: the config of its runs and the settings of each algorithm."""
+    """A setting at a scale, with the user's own changes: the config of its runs and the settings of each algorithm."""
 
-    def __init__(self, name: str, scale: Scale) -> None:
+    def __init__(self, name: str, scale: Scale, changes: Sequence[str] = ()) -> None:
         known = settings()
         if name not in known.settings:
             raise ConfigError(f"unknown setting {name!r}: {did_you_mean(name, known.settings)}")
@@ -111,7 +113,9 @@ class Setup:
         self.name, self.scale = name, scale
         self.seeds = own.seeds or general.seeds
         layers = (setting, general, own)
-        self.config: Config = configs.from_table(_merged([layer.config for layer in layers]))
+        self.config: Config = configs.with_settings(
+            configs.from_table(_merged([layer.config for layer in layers])), changes
+        )
         self.stand_in = self.config.data.name != setting.config["data"]["name"]
         """Whether it runs on other data than the paper's setting."""
         self.title = f"{ran(self.config)} in place of {setting.title}" if self.stand_in else setting.title

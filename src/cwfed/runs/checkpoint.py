@@ -29,8 +29,23 @@ _MISMATCH = "its contents do not match their checksum"
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
+def require_savable(tree: Tree, path: str = "") -> None:
+    """RunError for what would not come back from a file as it went in, such as keys that are no texts."""
+    if isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            if isinstance(tree, dict) and not isinstance(key, str):
+                raise RunError(f"{path[1:]} cannot be saved: its key {key!r} is no text, and would come back as one")
+            require_savable(value, f"{path}/{key}")
+    elif not isinstance(tree, Tensor | str | int | float | None):
+        raise RunError(
+            f"{path[1:]} cannot be saved: an algorithm's state is dicts and lists of tensors, numbers, texts, booleans and None, "
+            f"and this is of the type {type(tree).__name__}"
+        )
+
+
 def save(path: Path, tree: Tree) -> None:
     """Write a tree. The file appears under its name only when it is complete and on disk."""
+    require_savable(tree)
     tensors: dict[str, Tensor] = {}
     skeleton = json.dumps(_pack(tree, "", tensors, set()))
     scratch = path.with_name(f".{path.name}.new")

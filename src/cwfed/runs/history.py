@@ -24,7 +24,14 @@ class _Row(Protocol):
 
 @dataclass(frozen=True)
 class HistoryRow:
-    """A round in one phase. Accuracy and the other metrics are None in a round that was not evaluated."""
+    """A round in one phase. Accuracy and the other metrics are None in a round that was not evaluated.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> [(row.round, row.phase) for row in result.history]
+        [(1, 'received'), (1, 'trained'), (2, 'received'), (2, 'trained')]
+    """
 
     round: int
     phase: Phase
@@ -53,7 +60,14 @@ class HistoryRow:
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A client in one phase of a round."""
+    """A client in one phase of a round.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> [row.client for row in result.client_table().where(phase="received")]
+        [0, 1, 2, 3, 4]
+    """
 
     round: int
     phase: Phase
@@ -72,7 +86,14 @@ R = TypeVar("R", bound=_Row)
 
 
 class Table(Sequence[R], Generic[R]):
-    """Typed rows: `table[0].accuracy`, `table.column("accuracy")`, `table.to_pandas()`."""
+    """Typed rows: `table[0].accuracy`, `table.column("accuracy")`, `table.to_pandas()`.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> len(result.history), len(result.history.where(phase="received").column("accuracy"))
+        (4, 2)
+    """
 
     def __init__(self, rows: Sequence[R]) -> None:
         self._rows = tuple(rows)

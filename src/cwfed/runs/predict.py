@@ -16,6 +16,7 @@ from torch import nn
 from cwfed import models
 from cwfed.algorithms import foreign
 from cwfed.core.errors import DataError, RunError
+from cwfed.core.mixing import histogram
 from cwfed.core.rng import torch_stream
 from cwfed.data import text
 from cwfed.data.clients import to_network
@@ -29,7 +30,14 @@ from cwfed.runs.saved_models import Found, Pick
 
 
 class PersonalModel:
-    """A network with a client's weights, and what is needed to feed it."""
+    """A network with a client's weights, and what is needed to feed it.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> result.models[0].predict(cwfed.load_data("digits").inputs[:5]).shape
+        (5,)
+    """
 
     def __init__(
         self,
@@ -57,14 +65,16 @@ class PersonalModel:
         """The class probabilities of images (N x H x W x C), vectors (N x F), or texts."""
         if self._words and not isinstance(inputs, np.ndarray):
             inputs = text.encode([str(t) for t in inputs], self._words)
-        array = np.asarray(inputs)
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
+        what = "inputs"
         try:
+            array = np.asarray(inputs)
+            what += f" of shape {array.shape}"
+            if array.dtype == np.float64:
+                array = array.astype(np.float32)
             out: NDArray[np.float32] = self.network(to_network(torch.tensor(array))).softmax(1).numpy()
             return out
-        except (RuntimeError, TypeError) as error:
-            raise DataError(f"inputs of shape {array.shape} do not fit the model: {error}") from None
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise DataError(f"{what} do not fit the model: {error}") from None
 
     def predict(self, inputs: NDArray[Any] | Sequence[str]) -> NDArray[np.int64]:
         """The most probable class of each sample."""
@@ -82,10 +92,28 @@ def load_model(
 ) -> PersonalModel:
     """The personal model of a client; or, for a newcomer, the one made from its label histogram.
 
-    With neither a client nor a histogram, the model for a newcomer who says nothing about itself. `pick` chooses between
-    the round that was best on held-out training data ("validated", the default where the run has one) and the "last"; the
-    model's attributes `pick` and `round` say which one it is. A run whose model or
-    algorithm is code of somebody's own ("module:name") is only loaded with `trust`: that imports the module.
+    Arguments:
+        run: the run's folder.
+        client: its number. Default: a newcomer, who never took part.
+        class_counts: the newcomer's label histogram. Default: it says nothing about itself.
+        pick: the round: "validated", the best on held-out training data (the default where the run has one), or "last"; the model's
+            attributes `pick` and `round` say which one it is.
+        trust: load a run whose model or algorithm is code of somebody's own ("module:name"): that imports the module.
+
+    Returns:
+        The model: `predict(inputs)`, `probabilities(inputs)`, `network`.
+
+    Errors:
+        CwfedError, one sentence: no such run or client, models that were not kept, code without `trust`.
+
+    Examples:
+        >>> import cwfed, tempfile
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     settings = {"train": {"rounds": 1, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}}
+        ...     _ = cwfed.run(settings, out)
+        ...     model = cwfed.load_model(out, client=3, pick="last")
+        >>> model.predict(cwfed.load_data("digits").inputs[:2]).shape
+        (2,)
     """
     if pick not in (None, "validated", "last"):
         raise RunError(f'pick = {pick!r} is not possible: "validated" or "last"')
@@ -99,6 +127,8 @@ def load_model(
     config = folder.config(imports=True)
     shape = InputShape(tuple(facts.data.shape), facts.data.vocabulary)
     names = [str(name) for name in facts.data.classes]
+    if class_counts is not None:
+        class_counts = histogram(class_counts, len(names)).tolist()
     algorithm = config.build_algorithm()
     with torch_stream(config.run.seed, "model"):  # a newcomer has the initial tensors where others keep their own
         network = models.build(facts.model.name, shape, len(names), config.model.options)
@@ -127,7 +157,8 @@ def _personal(
         missing, unexpected = network.load_state_dict(found.params, strict=False)
     except (RuntimeError, AttributeError, TypeError) as error:
         raise RunError(f"the model {where} does not fit the network: {str(error).splitlines()[-1]}") from None
-    lacking = [name for name in missing if not name.endswith("num_batches_tracked")]
+    own = models.parameters_of(network) | models.statistics(network)  # each once, whatever other names it has
+    lacking = [name for name in missing if name in own]
     if lacking or unexpected:
         raise RunError(f"the model {where} does not fit the network: {(lacking + unexpected)[0]} differs")
     return PersonalModel(network, class_names, words, pick=found.pick, round_=found.round)

@@ -25,6 +25,12 @@ class Result(Summary):
 
     It is a `cwfed.Summary`: `result["accuracy"]`, `result.to_dict()` and `result.to_json()` are what summary.json says. A run without a
     folder has its events and what models are made from in memory, for as long as the result is there.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> result.algorithm, result.rounds, result.models[3].class_names[:2]
+        ('cwfedavg', 2, ('0', '1'))
     """
 
     folder: Path | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from cwfed.core import files
-from cwfed.core.errors import RunError
+from cwfed.core.errors import MOST_NAMES, RunError
 from cwfed.core.types import Params
 from cwfed.runs.checkpoint import digest, read_tensors, write_tensors
 
@@ -75,8 +75,15 @@ def read(folder: Path, client: int, pick: Pick | None, rounds_done: int) -> Foun
     place = folder / _VALIDATED if is_apart else folder
     index = files.read_table(place / "index.json")
     if str(client) not in index:
-        raise RunError(f"{folder} has no model of client {client}: its clients are 0 to {len(index) - 1}")
+        raise RunError(f"{folder} has no model of client {client}: {_whose(index)}")
     name = str(index[str(client)])
     if not _FILE.fullmatch(name):  # a foreign index cannot make us read elsewhere
         raise RunError(f"{place / 'index.json'} is damaged: {name!r} is not the name of a model file")
     return Found(read_tensors(place / name)[0], chosen, rounds.get(chosen, rounds_done))
+
+
+def _whose(index: dict[str, Any]) -> str:
+    """Whose models there are: in a run's folder all clients', in that of a federation's node its own."""
+    if index.keys() == {str(client) for client in range(len(index))}:
+        return f"its clients are 0 to {len(index) - 1}"
+    return f"there {'are those' if len(index) > 1 else 'is that'} of {', '.join(list(index)[:MOST_NAMES])}"

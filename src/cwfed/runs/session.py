@@ -17,9 +17,10 @@ from cwfed.core.events import Event, Newcomers, Note, PhaseResult, Round, Starte
 from cwfed.federation.config import Config, from_table
 from cwfed.federation.given import NOTHING, Given
 from cwfed.federation.manifest import Facts, changed
-from cwfed.federation.rounds import FinalModels, Progress, is_over
+from cwfed.federation.rounds import FinalModels, Progress, is_over, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import memory
+from cwfed.runs.checkpoint import require_savable
 from cwfed.runs.folder import Restored, RunFolder
 from cwfed.runs.predict import FromMemory, PersonalModel, load_model
 from cwfed.runs.result import Result
@@ -388,6 +389,7 @@ def _recorded(simulation: Runner, folder: RunFolder, tracked: Callable[[Event], 
 
     try:
         start = simulation.start()  # what is wrong with the settings shows before anything is written
+        require_savable(to_tree(start))
         restored, notes = _prepare(folder, simulation)
         started = simulation.started()
         progress = restored.progress or start

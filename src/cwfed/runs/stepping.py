@@ -17,6 +17,14 @@ class Rounds(Iterator[Round]):
 
     `result()` gives the result of the rounds that are done, at the end or anywhere before. A run with a folder that is left early has a
     checkpoint: `cwfed.rounds(out=..., resume=True)` or `cwfed.run(out=..., resume=True)` continues it, to the same bits.
+
+    Examples:
+        >>> import cwfed
+        >>> settings = {"train": {"rounds": 9, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}}
+        >>> with cwfed.rounds(settings) as rounds:
+        ...     first = next(rounds)
+        >>> first.round
+        1
     """
 
     def __init__(self, steps: Steps, on_event: Callable[[Event], None] = lambda event: None) -> None:

@@ -133,7 +133,14 @@ class PrivacySpent:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Summary(Mapping[str, Any]):
-    """A run in numbers: `summary.accuracy.received.best`, or as in summary.json, `summary["accuracy"]["received"]["best"]`."""
+    """A run in numbers: `summary.accuracy.received.best`, or as in summary.json, `summary["accuracy"]["received"]["best"]`.
+
+    Examples:
+        >>> import cwfed
+        >>> result = cwfed.run({"train": {"rounds": 2, "lr": 0.05}, "data": {"clients": 5}, "model": {"name": "mlp"}})
+        >>> result.summary["accuracy"]["received"]["best"] == result.accuracy.received.best
+        True
+    """
 
     privacy: PrivacySpent | None = None
     algorithm: str

@@ -1,0 +1,87 @@
+"""A table and curves of methods in both phases, of the paper and beyond it: from the runs that are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from cwfed.core.types import PHASES, Phase
+from cwfed.report import figures
+from cwfed.report.drawing import explain
+from cwfed.report.finished import PHASE_WORDS
+from cwfed.report.groups import Group, Method
+from cwfed.reproduce.outcome import Outcome
+from cwfed.reproduce.paper_tables import accuracy_of, spread
+from cwfed.reproduce.protocol import BEST_ROUND
+from cwfed.reproduce.runner import Workshop
+from cwfed.reproduce.spec import Item
+from cwfed.reproduce.verdict import Cell, Pairs, judge, order_claim, parse
+
+
+def phases(item: Item, workshop: Workshop) -> Outcome:
+    """Methods x settings in both phases, best round on test, with curves: of the runs that are finished."""
+    result = Outcome(item, workshop.scale)
+    columns: list[list[Cell]] = []
+    pairs, panels, lacking = Pairs(), [], []
+    for at, setup in enumerate(workshop.setups(item)):
+        jobs = {row.label: workshop.jobs_of(setup, row) for row in item.rows}
+        there = [row for row in item.rows if all(job.state == "finished" for job in jobs[row.label])]
+        lacking += [f"{setup.title}: {row.label}" for row in item.rows if row not in there]
+        methods = {row.label: Method(row.label, workshop.records(setup, row)) for row in there}
+        known = [row for row in there if row.published]
+        judged = judge(
+            [row.label for row in known],
+            [accuracy_of(methods[row.label].records) for row in known],
+            [parse(row.published[at]) for row in known],
+            pairs,
+            setup.title,
+        )
+        verdicts = dict(zip([row.label for row in known], judged, strict=True))
+        for phase in PHASES:
+            result.columns.append(f"{setup.title}, {phase}")
+            columns.append([_cell(methods.get(row.label), phase, verdicts.get(row.label)) for row in item.rows])
+        if methods:
+            published = {row.label: parse(row.published[at]).mean for row in known}
+            panels.append((Group(setup.title, list(methods.values())), published))
+    result.rows = [(row.label, [column[i] for column in columns]) for i, row in enumerate(item.rows)]
+    result.pairs, result.claims = pairs, [order_claim(pairs)]
+    if panels:  # seeds may be finished, and no method with all of them
+        result.pictures = {item.name: curves(panels)}
+    result.notes = [f"{BEST_ROUND} The paper's number stands beside the phase on which the method is reported."]
+    if lacking:
+        result.notes.append(f"Not run (or not to the end): {'; '.join(lacking)}.")
+    return result
+
+
+def _cell(method: Method | None, phase: Phase, judged: Cell | None) -> Cell:
+    """What a method has in a phase; beside the one on which it is reported the paper's number and what to think of it."""
+    if method is None:
+        return Cell(None)
+    if judged is not None and method.phase == phase:
+        return judged
+    return Cell(spread([100 * (run.summary.accuracy.of(phase).best or 0.0) for run in method.records]))
+
+
+def curves(panels: Sequence[tuple[Group, dict[str, float]]]) -> Figure:
+    """Accuracy over the rounds, a line of panels for each phase; the paper's final numbers at the right edge."""
+    figure = Figure(figsize=(4.2 * len(panels) + 2.6, 7), layout="constrained")
+    grid = figure.subplots(len(PHASES), len(panels), squeeze=False, sharey="col")
+    shown: dict[str, Artist] = {}
+    for line, phase in zip(grid, PHASES, strict=True):
+        for axes, (group, published) in zip(line, panels, strict=True):
+            figures.draw_curves(axes, group, phase, labels=[method.label for method in group.methods])
+            axes.set_title(f"{group.title}\n{PHASE_WORDS[phase]}", fontsize=9)
+            for method, look in zip(group.methods, group.looks, strict=True):
+                if method.phase == phase and method.label in published:
+                    axes.axhline(published[method.label], 0.94, 1, color=look.colour, linewidth=3)
+            shown |= {str(name): mark for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        handles=list(shown.values()), labels=list(shown), loc="outside right upper", frameon=False, fontsize=8
+    )
+    explain(
+        figure,
+        "Thick, at the right edge: the paper's number after 1,000 rounds, in the phase on which it is reported.",
+    )
+    return figure
