@@ -9,7 +9,6 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from cwfed import data
 from cwfed.core.events import Event
@@ -43,7 +42,6 @@ class Loopback(Grid):
         self.nodes: dict[int, Context] = {}
         self.told: list[Message] = []
         self._answers: dict[str, Message] = {}
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # as in the server's process
         data.export(deal(plan.config), folder / "data")
 
     def join(self, client: int, node: int = 0, **more: str | int | bool) -> int:

@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 
 import cwfed
+from cwfed.algorithms import ALGORITHMS
 from cwfed.core.errors import RunError
 from cwfed.core.events import Note, Round
 from cwfed.data import Dataset, SourceSpec, load
@@ -316,6 +317,16 @@ def test_a_late_comer_gets_a_model_from_its_histogram_or_the_mean_of_the_classes
     expected = strategy.algorithm.newcomer(seen["state"], counts)
     received = wire.from_record(sent.content["model-0"], "it")
     assert all(torch.equal(received[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("name", ["cwfedavg", *ALGORITHMS])
+def test_a_late_comer_with_a_histogram_takes_part_whatever_the_method(name, tmp_path):
+    strategy, grid = federation(tmp_path, config(f"algorithm.name={name}", "train.rounds=2"), nodes=3, clients=4)
+    for _, event in strategy.rounds(grid, strategy.first()):
+        if isinstance(event, Round) and event.round == 1:
+            grid.join(3, histogram=True)
+    (last,) = rounds([event])
+    assert (last.participants, last.refused) == ([0, 1, 2, 3], {})
 
 
 def test_without_its_consent_nothing_says_how_many_samples_of_a_class_a_client_has(tmp_path):

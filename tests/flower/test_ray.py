@@ -21,7 +21,6 @@ from flwr.simulation.run_simulation import Task
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from ray import cloudpickle
@@ -258,7 +257,6 @@ def test_every_node_gets_its_message_once_and_is_only_looked_for_when_there_is_o
     state, run = factory.state(), Run.create_empty(run_id=1)
     run.primary_task_id, run.federation_id = 1, NOOP_FEDERATION_ID
     state.run_ids[1], state.task_store[1] = RunRecord(run=run), Task(task_id=1, run_id=1)
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # as in the server's process
     grid = InMemoryGrid(state_factory=factory)
     grid.set_run(run)
     a, b, c = _register_nodes(3, factory)

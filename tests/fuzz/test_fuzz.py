@@ -11,6 +11,8 @@ from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 
+import datasets.config
+import huggingface_hub.constants
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -72,8 +74,11 @@ def inside(world, monkeypatch):
     (world.folder / "trapped").unlink(missing_ok=True)
     monkeypatch.chdir(world.folder)
     monkeypatch.setenv("CWFED_CACHE", str(world.folder / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(world.folder / "hf"))
+    # not by the environment: both read it when they are imported, and what is imported first here would stay offline
+    for library in (datasets.config, huggingface_hub.constants):
+        monkeypatch.setattr(library, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(world.folder / "hf" / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", world.folder / "hf" / "datasets")
 
 
 @pytest.mark.usefixtures("inside")

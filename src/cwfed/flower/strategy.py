@@ -343,7 +343,9 @@ class PersonalisedStrategy(Strategy):
             and hello.histogram
             and len(download.models) == 1
         ):
-            download = Download((self.algorithm.newcomer(self.progress.server, hello.histogram),), download.notes)
+            made = self.algorithm.newcomer(self.progress.server, hello.histogram)
+            if made.keys() >= download.model.keys():  # what does not travel, the client makes itself
+                download = Download(({name: made[name] for name in download.model},), download.notes)
         names = self.blueprint.initial  # in its order: Flower's mods compare the names of what came and what goes
         ordered = ({name: model[name] for name in names if name in model} for model in download.models)
         return Download(tuple(ordered), download.notes)

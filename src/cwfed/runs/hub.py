@@ -119,6 +119,9 @@ def _said_plainly(repo: str) -> Iterator[None]:
         raise
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        # a private repository is "not found" to a client without a token, too
+        token = " (hf auth login gives the client a token)" if status in (401, 403, 404) else ""
         raise RunError(
-            f"the Hugging Face hub, {plain(repo, 200)}: {lines[0] if lines else type(error).__name__} (hf auth login gives the client a token)"
+            f"the Hugging Face hub, {plain(repo, 200)}: {lines[0] if lines else type(error).__name__}{token}"
         ) from None
