@@ -81,6 +81,10 @@ def test_a_part_of_a_table_keeps_its_published_numbers():
         ("FedAvg", ["32.44±0.42", "61.94±0.56"]),
     ]
     assert part.leader == "", "the leader is not among them"
+    by_name = spec.find("beyond").part(["cifar100"], ["fedamp", "fedavg+prior"])
+    assert [row.label for row in by_name.rows] == ["FedAMP", "FedAvg + prior (control)"]
+    with pytest.raises(ConfigError, match="'cwfedavg' is not a method of selective-layers"):  # four rows are
+        spec.find("selective-layers").part(rows=["cwfedavg"])
     assert spec.find("main-comparison").part() == spec.find("main-comparison")
     with pytest.raises(ConfigError, match=r"'FedAMPP' is not a method of main-comparison: did you mean FedAMP"):
         spec.find("main-comparison").part(rows=["FedAMPP"])

@@ -36,7 +36,10 @@ def reproduce(
         str, typer.Option(help="Only these experimental settings (columns), separated by commas (default: all).")
     ] = "",
     methods: Annotated[
-        str, typer.Option(help="Only these methods (rows), in this order, separated by commas (default: all).")
+        str,
+        typer.Option(
+            help="Only these methods (rows), by label or algorithm, in this order, separated by commas (default: all)."
+        ),
     ] = "",
     set_: SetOption = None,
     formats: Annotated[str, typer.Option(help="Picture formats: png, pdf, svg.")] = "png,pdf",

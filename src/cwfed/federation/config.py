@@ -202,7 +202,7 @@ class TrainSection(Section):
     """How clients train and who takes part."""
 
     rounds: int = setting(1000, ge=1, le=10**7, changes="length")
-    """How many rounds; a finished run can be given more."""
+    """How many rounds; a finished run can be given more, one that is not finished also fewer (with a cosine schedule neither)."""
     participation: float = setting(1.0, gt=0)
     """Up to 1 a fraction of the clients, above 1 their number."""
     client_dropout: float = setting(0.0, ge=0, lt=1, was="train.dropout")

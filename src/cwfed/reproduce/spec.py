@@ -55,10 +55,12 @@ class Item(Section):
     options: dict[str, Any] = Field(default_factory=dict)
 
     def part(self, settings: Sequence[str] = (), rows: Sequence[str] = ()) -> Item:
-        """Only these settings and methods, in this order (default: all)."""
+        """Only these settings and methods, in this order (default: all); a method by its label or its algorithm's name."""
         columns = [_index(name, self.settings, f"setting of {self.name}") for name in settings or self.settings]
         labels = [row.label for row in self.rows]
-        chosen = [self.rows[_index(label, labels, f"method of {self.name}")] for label in rows or labels]
+        methods = [row.algorithm.get("name") for row in self.rows]
+        wanted = [labels[methods.index(row)] if methods.count(row) == 1 else row for row in rows]
+        chosen = [self.rows[_index(label, labels, f"method of {self.name}")] for label in wanted or labels]
         if settings:
             # a row has as many published numbers as there are settings, or none
             chosen = [

@@ -217,16 +217,30 @@ class RunFolder:
     def check_same(self, config: Config) -> None:
         """A resumed run must be the same experiment."""
         ours, theirs = flat(config.model_dump()), flat(self.config().model_dump())
-        done = self.rounds_done()
         for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
             mine, there = ours.get(key), theirs.get(key)
-            may_grow = key in configs.SETTINGS and configs.SETTINGS[key].changes == "length"
-            if mine == there or (may_grow and _fits(mine, there, done)):
+            is_length = key in configs.SETTINGS and configs.SETTINGS[key].changes == "length"
+            if mine == there or (is_length and self._may_become(mine, there, config)):
                 continue
+            if is_length and config.train.schedule == "cosine":
+                raise RunError(
+                    f"{self.path} has {key} = {there!r}, and {mine!r} would be another experiment: every learning rate of a "
+                    "cosine schedule depends on it; choose another --out"
+                )
             raise RunError(
                 f"{self.path} holds another experiment: {key} is {there!r} there and {mine!r} here; "
                 "choose another --out or the same settings"
             )
+
+    def _may_become(self, wanted: int, before: int, config: Config) -> bool:
+        """Rounds may become more, or those of the result that is there; without a result also fewer that are still to be done."""
+        done = self.rounds_done()
+        if wanted == done:
+            return True
+        if config.train.schedule == "cosine":
+            return False
+        reached = max(self.checkpoints.rounds(), default=0)
+        return wanted > before or (not done and wanted >= reached)
 
     # --- events
 
@@ -369,8 +383,3 @@ def _picked(tree: Any) -> Progress | None:
     if "picked" not in tree:
         return None
     return from_tree(tree if tree["picked"] is None else tree["picked"])
-
-
-def _fits(wanted: Any, before: Any, done: int) -> bool:
-    """Rounds may become more, or be those of the result that is there."""
-    return bool(wanted > before or wanted == done)
