@@ -473,7 +473,7 @@ class Config(Section):
 SETTINGS = describe(Config)
 """All settings but the algorithm's, by their keys."""
 FREE_TO_CHANGE = free_to_change(SETTINGS)
-"""Settings that a resumed run may change: they do not change its results. `train.rounds` may grow."""
+"""Settings that a resumed run may change: they do not change its results. `train.rounds` may change where that makes the same run longer or shorter."""
 FORMER_NAMES = former_names(SETTINGS)
 """The keys of today by those of earlier versions, which still work."""
 
