@@ -278,6 +278,7 @@ def test_a_thousand_clients_are_sorted_sampled_and_said_so(records):
     group = Group("many", methods)
     data = page_data.page_data([group])["groups"][0]
     assert data["many"]
+    assert ", 1,000 clients, " in groups.describe(group.records[0])
     assert data["histogram"]["said"] == "60 of 1,000 clients, sorted by their main class"
     main = [int(np.argmax(row)) for row in data["histogram"]["values"]]
     assert main == sorted(main)

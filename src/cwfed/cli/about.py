@@ -133,7 +133,7 @@ def cost(
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows]))
         return
-    title = f"{model}, {classes} classes, {participants or clients} of {clients} clients (numbers of 4 bytes)"
+    title = f"{model}, {classes} classes, {participants or clients:,} of {clients:,} clients (numbers of 4 bytes)"
     header = ("method", "server, millions", "down, millions a round", "up, millions a round", "note")
     table = FittedTable(header, words=("note",), title=title)
     for row in rows:

@@ -213,7 +213,7 @@ def _largest_classes(
         ("client", "samples", "classes", "largest classes", *["shift"][: len(shifts)]),
         words=("largest classes",),
         title=f"{name}: what each client holds, of {len(classes)} classes",
-        caption=f"A class is held by {min(holders)} to {max(holders)} clients; --json has all numbers, --out draws them.",
+        caption=f"A class is held by {min(holders):,} to {max(holders):,} clients; --json has all numbers, --out draws them.",
     )
     for i, (client, row) in enumerate(zip(clients, histogram, strict=True)):
         held = sorted(((n, k) for k, n in enumerate(row) if n), key=lambda found: (-found[0], found[1]))

@@ -129,8 +129,8 @@ def data_export(
     if layout == "pfllib":
         data.pfllib.write(dealt, folder)
         out.print(
-            f"{len(dealt)} clients in {escape(str(folder))}, as PFLlib reads them: dataset/{escape(folder.name)}"
+            f"{len(dealt):,} clients in {escape(str(folder))}, as PFLlib reads them: dataset/{escape(folder.name)}"
         )
         return
     written = data.export(dealt, folder)
-    out.print(f"{len(written)} clients in {escape(str(folder))}, from {written[0].name} to {written[-1].name}")
+    out.print(f"{len(written):,} clients in {escape(str(folder))}, from {written[0].name} to {written[-1].name}")

@@ -253,7 +253,7 @@ class _Log:
             nonlocal total
             if isinstance(event, Started):
                 total = event.rounds
-                words = f"{event.algorithm} on {event.dataset}, seed {event.seed}, {event.rounds} rounds, {event.clients} clients"
+                words = f"{event.algorithm} on {event.dataset}, seed {event.seed}, {event.rounds} rounds, {event.clients:,} clients"
                 self.write(f"{label}: {words}; engine {event.engine}")
             elif isinstance(event, Round) and event.received and event.trained:
                 self.write(f"{label}: {_results(event, total)}")

@@ -187,7 +187,7 @@ def sentence(event: Round, rounds: int) -> str:
         accuracy += f", training loss {event.loss:.4g} (median {median(event.client_loss):.4g})"
     gone = f", {len(event.dropped)} did not answer" if event.dropped else ""
     bad = f", {len(event.refused)} refused" if event.refused else ""
-    return f"round {event.round} of {rounds}: {len(event.participants)} clients{gone}{bad}{accuracy}"
+    return f"round {event.round} of {rounds}: {len(event.participants):,} clients{gone}{bad}{accuracy}"
 
 
 def server_app(plan: Plan | None = None) -> ServerApp:

@@ -195,7 +195,7 @@ def describe(record: RunRecord) -> str:
         shape = "x".join(map(str, record.manifest["data"].get("shape", [])))
         return f"federation, samples of {shape or 'unknown shape'}, {record.started.classes} classes, {model}"
     some = f", {data.samples:,} samples" if data.samples else ""
-    return f"{record.started.dataset}{some}, {data.how_split()}, {record.started.clients} clients, {model}"
+    return f"{record.started.dataset}{some}, {data.how_split()}, {record.started.clients:,} clients, {model}"
 
 
 def _titles(firsts: Sequence[RunRecord]) -> list[str]:

@@ -543,7 +543,7 @@ def _save_models(folder: RunFolder, simulation: Runner, progress: Progress, pick
         return
     if not _saves_models(config, final):
         yield (
-            f"the final models of {final.clients} clients could take {final.nbytes / 2**30:.1f} GiB and were not "
+            f"the final models of {final.clients:,} clients could take {final.nbytes / 2**30:.1f} GiB and were not "
             'written; run.save_models = "all" with --resume writes them'
         )
         return
