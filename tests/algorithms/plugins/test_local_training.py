@@ -172,7 +172,10 @@ def test_an_offset_frozen_at_zero_is_what_is_beneath_it(base, engine):
     plain, events = run(base, f"run.engine={engine}")
     frozen, same = run(f"{base}+{__name__}:Frozen", f"run.engine={engine}")
     assert leaves(plain.server) == leaves(frozen.server)
-    assert [(e.received, e.trained, e.loss) for e in events] == [(e.received, e.trained, e.loss) for e in same]
+    assert [(e.trained, e.loss) for e in events] == [(e.trained, e.loss) for e in same]
+    # one shared model is measured otherwise than one for each client: the last bits of a loss depend on the CPU
+    assert [e.received.right for e in events] == [e.received.right for e in same]
+    assert [e.received.loss for e in events] == pytest.approx([e.received.loss for e in same], rel=1e-6)
 
 
 def test_an_offset_is_trained_kept_and_never_sent():
