@@ -97,6 +97,7 @@ def test_exact_tables_are_judged_at_every_scale(everything):
     _, outcomes = everything
     by_name = {outcome["name"]: outcome for outcome in outcomes}
     memory = by_name["memory"]
+    assert memory["columns"] == ["10 classes", "100 classes", "1,000 classes"]
     numbers = {row["label"]: [cell["ours"]["mean"] for cell in row["cells"]] for row in memory["rows"]}
     assert [round(v, 2) for v in numbers["fedavg"]] == [11.18, 11.23, 11.69]
     assert [round(v, 2) for v in numbers["cwfedavg (output), as published"]] == [11.23, 16.36, 524.69]

@@ -77,7 +77,7 @@ def memory(item: Item, workshop: Workshop) -> Outcome:
     """Numbers the server stores, counted from the model's shapes; nothing is run."""
     options = item.options
     shape, clients = InputShape(tuple(options["shape"])), options["clients"]
-    result = Outcome(item, workshop.scale, columns=[f"{k} classes" for k in options["classes"]])
+    result = Outcome(item, workshop.scale, columns=[f"{k:,} classes" for k in options["classes"]])
     by_method: dict[str, list[float]] = {}
     for classes in options["classes"]:
         for row in cost.costs(options["model"], shape, classes, clients, clients, {}):
