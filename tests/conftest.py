@@ -25,6 +25,10 @@ ROOT = Path(__file__).parent.parent
 REAL_DATA = Path(os.environ.get("CWFED_DATA") or ROOT.parent / "shared" / "data")
 
 
+EARLY = ("train.rounds=8", "train.lr=0.3", "train.schedule=step", "train.decay_every=3", "train.decay=1e-6")
+"""Almost nothing moves after round 3, so that validation picks an earlier round than the last, on every CPU."""
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch, request):
     """No test reads or fills the user's cache, and none sees the user's data folder unless it asks."""

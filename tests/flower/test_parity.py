@@ -36,7 +36,7 @@ from cwfed.report.finished import read_run
 from cwfed.report.groups import group as group_runs
 from cwfed.runs import checkpoint, session
 from cwfed.runs.folder import RunFolder
-from tests.conftest import finish, leaves, small
+from tests.conftest import EARLY, finish, leaves, small
 from tests.flower.helpers import Loopback, carry_out, plan_of
 
 SEEN_BY_NO_SERVER = {
@@ -398,7 +398,7 @@ def saved_models(folder):
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # Ray's
 def test_on_flower_too_the_models_that_validation_picked_are_saved(tmp_path):
     """In an algorithm whose clients keep their models: by the end they have thrown those of that round away."""
-    config = small("train.rounds=8", "train.lr=0.3", "algorithm.name=fedavg-ft", "data.clients=4", "run.engine=loop")
+    config = small(*EARLY, "algorithm.name=fedavg-ft", "data.clients=4", "run.engine=loop")
     summary = session.run(config, tmp_path / "ours")
     assert summary["picked_rounds"]["trained"]["validated"] <= 4
     cwfed.run(config, tmp_path / "flower", backend="flower")

@@ -16,7 +16,7 @@ from cwfed.federation.experiment import deal
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import saved_models
 from cwfed.runs.folder import RunFolder
-from tests.conftest import small
+from tests.conftest import EARLY, small
 from tests.runs.test_session import interrupt_after
 
 
@@ -31,10 +31,6 @@ def test_a_personal_model_loads_in_two_lines_and_predicts_as_in_the_run(tmp_path
     np.testing.assert_allclose(model.probabilities(data.inputs[test]).sum(1), 1, rtol=1e-5)
     rounds = {event.round: event for event in RunFolder(tmp_path / "run").events() if event.kind == "round"}
     assert accuracy == rounds[model.round].received.right[3] / len(test)
-
-
-EARLY = ("train.rounds=8", "train.lr=0.3", "train.schedule=step", "train.decay_every=3", "train.decay=1e-6")
-"""Almost nothing moves after round 3, so that validation picks a round before the last, on every CPU."""
 
 
 @pytest.mark.parametrize("algorithm", ["cwfedavg", "fedavg-ft", "local"])

@@ -20,7 +20,7 @@ from cwfed.report.finished import read_run
 from cwfed.runs import session
 from cwfed.runs.folder import RunFolder
 from tests import processes
-from tests.conftest import ROOT, all_digits, small
+from tests.conftest import EARLY, ROOT, all_digits, small
 from tests.test_cli import cwfed as cli
 
 
@@ -441,11 +441,10 @@ def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, mo
 
 
 def test_models_that_were_not_kept_when_validation_picked_them_are_named(tmp_path):
-    settings = ["train.rounds=8", "train.lr=1e-9"]  # nothing moves: of equal rounds the first is picked, on every CPU
-    summary = session.run(small(*settings, "run.save_models=none"), tmp_path / "run")
+    summary = session.run(small(*EARLY, "run.save_models=none"), tmp_path / "run")
     picked = summary["picked_rounds"]["received"]["validated"]
     assert picked < 8
-    summary = session.run(small(*settings, "run.save_models=all"), tmp_path / "run", resume=True)
+    summary = session.run(small(*EARLY, "run.save_models=all"), tmp_path / "run", resume=True)
     assert f"when round {picked} was made" in summary["notes"][0]
     assert cwfed.load_model(tmp_path / "run", 0).pick == "last"
     with pytest.raises(RunError, match='pick = "last"'):
