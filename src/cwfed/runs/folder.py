@@ -220,7 +220,7 @@ class RunFolder:
         for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
             mine, there = ours.get(key), theirs.get(key)
             is_length = key in configs.SETTINGS and configs.SETTINGS[key].changes == "length"
-            if mine == there or (is_length and self._may_become(mine, there, config)):
+            if mine == there or (is_length and self._may_become_as_long(config)):
                 continue
             if is_length and config.train.schedule == "cosine":
                 raise RunError(
@@ -232,9 +232,9 @@ class RunFolder:
                 "choose another --out or the same settings"
             )
 
-    def _may_become(self, wanted: int, before: int, config: Config) -> bool:
+    def _may_become_as_long(self, config: Config) -> bool:
         """Rounds may become more, or those of the result that is there; without a result also fewer that are still to be done."""
-        done = self.rounds_done()
+        wanted, before, done = config.train.rounds, self.config().train.rounds, self.rounds_done()
         if wanted == done:
             return True
         if config.train.schedule == "cosine":
