@@ -17,7 +17,7 @@ from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Note, Round
 from cwfed.federation import config as configs
 from cwfed.report.finished import read_run
-from cwfed.runs import session
+from cwfed.runs import picking, session
 from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.conftest import EARLY, ROOT, all_digits, small
@@ -429,7 +429,7 @@ def test_diverged_training_keeps_what_was_done(tmp_path):
 
 
 def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "MODELS_LIMIT", 1000)
+    monkeypatch.setattr(picking, "MODELS_LIMIT", 1000)
     summary = session.run(small(), tmp_path / "run")
     assert "were not written" in summary["notes"][0]
     assert not (tmp_path / "run" / "models").exists()

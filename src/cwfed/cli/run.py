@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Run one experiment and leave its folder."""
     from cwfed import api
-    from cwfed.runs import session
+    from cwfed.runs import resuming
     from cwfed.runs.folder import RunFolder
 
     if resume and out_dir is None:
@@ -56,7 +56,7 @@ def run(
     chosen = None
     if not (resume and config is None and not settings):
         chosen = load_config(config, settings, out_dir if resume and config is None else None)
-    for note in [] if quiet else session.not_alone(config):
+    for note in [] if quiet else resuming.not_alone(config):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     folder = out_dir or _free_folder(chosen)
     with progress(folder, f"resume it: cwfed run --resume --out {folder}", quiet=quiet, log=log) as watch:

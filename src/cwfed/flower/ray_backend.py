@@ -42,7 +42,7 @@ from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.flower.work import KEPT, Worker
 from cwfed.runs.checkpoint import Checkpoints
 from cwfed.runs.result import Result
-from cwfed.runs.session import Runner
+from cwfed.runs.runner import Runner
 
 RESOURCES: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
 """Of an actor."""
