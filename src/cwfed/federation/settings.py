@@ -1,6 +1,6 @@
 """What a setting is, said once: type, default, meaning, whether it changes results, since which version.
 
-The fields of `config.py` are made with `setting`. From them come the checks, the tables of docs/configuration.md
+The fields of `sections.py` are made with `setting`. From them come the checks, the tables of docs/configuration.md
 (`tools/settings.py`), what a resumed run may change, the hash of an experiment, and the former names that still work.
 """
 

@@ -16,8 +16,9 @@ from cwfed import data as sources
 from cwfed.core.errors import ConfigError
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
-from cwfed.federation.config import Config, PrivacySection
+from cwfed.federation.config import Config
 from cwfed.federation.experiment import Blueprint, deal
+from cwfed.federation.sections import PrivacySection
 from cwfed.flower.account import Account
 from cwfed.flower.plan import Plan
 from cwfed.flower.work import Worker, data_key
