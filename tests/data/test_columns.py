@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from cwfed.core.errors import ConfigError, DataError
-from cwfed.data import Dataset, sources
-from cwfed.data.dataset import cache_dir
+from cwfed.data import Dataset
+from cwfed.data.hub import HUB, Hub, _open_online
 from cwfed.data.sources import SourceSpec, load
+from cwfed.data.store import cache_dir
 from tests.conftest import small
 
 IRIS = "length;width;kind;where\n5.1;3.5;setosa;north\n4.9;3.0;setosa;south\n6.3;3.3;virginica;north\n5.8;2.7;virginica;\n"
@@ -120,17 +121,17 @@ def test_the_hub_s_own_library_is_asked_for_subset_and_splits(tmp_path, monkeypa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     parquet(tmp_path / "repo", ROWS, "train.parquet")
     parquet(tmp_path / "repo", ROWS, "validation.parquet")
-    hub = sources.Hub(str(tmp_path / "repo"), "kind", splits=("validation",), features=("a",))
-    (table,) = sources._open_online("repo", hub, None)
+    hub = Hub(str(tmp_path / "repo"), "kind", splits=("validation",), features=("a",))
+    (table,) = _open_online("repo", hub, None)
     assert table["a"][:] == ROWS["a"]
     with pytest.raises(DataError, match="has no split 'test'"):
-        sources._open_online("repo", sources.Hub(str(tmp_path / "repo"), splits=("test",)), None)
+        _open_online("repo", Hub(str(tmp_path / "repo"), splits=("test",)), None)
 
 
 def test_keys_of_the_cache_are_those_of_before():
     """What came later is only part of a key where it is used: nobody's data are decoded again."""
-    assert sources.HUB["cifar10"].key() == [sources.HUB["cifar10"]]
-    assert repr(sources.HUB["cifar10"]) == (
+    assert HUB["cifar10"].key() == [HUB["cifar10"]]
+    assert repr(HUB["cifar10"]) == (
         "Hub(repository='uoft-cs/cifar10', label='label', image='img', text='', splits=('train', 'test'))"
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cwfed.core.errors import MOST_TEXT, DataError, plain
-from cwfed.data import dataset
+from cwfed.data import Dataset, store
 from cwfed.data.sources import SourceSpec, load
 from tests.conftest import make_endless
 from tests.fuzz.cases import POINTERS, Trap, forged_array, forged_type, npz
@@ -131,13 +131,13 @@ def test_a_parquet_file_cannot_choose_what_is_read_from_this_disk(tmp_path):
 @pytest.mark.parametrize("name", ["meta.json", "inputs.npy", "labels.npy"])
 def test_a_cache_with_a_flipped_bit_is_made_again(name):
     """Also the names of the classes, which no digest of the samples covers."""
-    data = dataset.Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("cat", "dog"))
-    dataset.cached("x", "1" * 64, lambda: data)
-    path = dataset.cache_dir() / f"x-{'1' * 16}" / name
+    data = Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("cat", "dog"))
+    store.cached("x", "1" * 64, lambda: data)
+    path = store.cache_dir() / f"x-{'1' * 16}" / name
     content = path.read_bytes()
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        found = dataset.cached("x", "1" * 64, lambda: data)
+        found = store.cached("x", "1" * 64, lambda: data)
         assert (found.digest, found.class_names) == (data.digest, ("cat", "dog"))
 
 
@@ -163,8 +163,8 @@ def test_a_pipe_or_a_device_is_no_data_file(tmp_path, what, way):
         spec = pfllib(folder, '{"num_clients": 1, "num_classes": 2}')
         path = folder / "config.json" if what.endswith("config") else folder / "train" / "0.npz"
     elif what == "arrays":
-        data = dataset.Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("a", "b"))
-        dataset.write(data, folder)
+        data = Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("a", "b"))
+        store.write(data, folder)
         spec, path = SourceSpec("arrays", str(folder)), folder / "labels.npy"
     else:
         path = folder / "a" / {"csv": "1.csv", "picture": "1.png", "parquet": "1.parquet"}[what]

@@ -20,7 +20,7 @@ from cwfed.algorithms import ALGORITHMS
 from cwfed.core.errors import RunError
 from cwfed.core.events import Note, Round
 from cwfed.data import Dataset, SourceSpec, load
-from cwfed.data.dataset import write
+from cwfed.data.store import write
 from cwfed.federation.rounds import Progress
 from cwfed.flower import PersonalisedStrategy, client_app, post, wire
 from cwfed.flower.members import Hello, Members

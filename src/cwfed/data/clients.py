@@ -16,8 +16,9 @@ from cwfed.core.errors import ConfigError, DataError
 from cwfed.core.rng import stream
 from cwfed.core.shape import InputShape
 from cwfed.data import split_file
-from cwfed.data.dataset import Dataset, write
+from cwfed.data.dataset import Dataset
 from cwfed.data.partition import Indices, PartitionSpec, natural, partition, split
+from cwfed.data.store import write
 
 GATHERED = 4_000_000
 """At most so many numbers of inputs are gathered ahead."""
