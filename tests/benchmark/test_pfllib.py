@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from cwfed.benchmark import measured, pfllib
-from cwfed.benchmark.pfllib import Checkout, Expected, bench
+from cwfed.benchmark import against_pfllib, measured, one_process
+from cwfed.benchmark.against_pfllib import Checkout, bench
+from cwfed.benchmark.one_process import Expected
 from cwfed.cli import app
 from cwfed.core.errors import ConfigError, CwfedError, RunError
 from cwfed.core.shape import InputShape
@@ -95,7 +96,7 @@ def test_the_command_exports_the_layout(tmp_path):
 def test_both_begin_with_the_same_weights(tmp_path):
     """PFLlib seeds torch with 0 and then makes two convolutions and two linear layers; 64 channels of 4 x 4 are left of 28 x 28."""
     state = torch.get_rng_state()
-    ours = pfllib.same_cnn(SHAPE, 10)
+    ours = against_pfllib.same_cnn(SHAPE, 10)
     assert torch.equal(state, torch.get_rng_state())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -104,9 +105,9 @@ def test_both_begin_with_the_same_weights(tmp_path):
         )
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
-    config = pfllib._configs(configs.load(None, [*pictures(tmp_path / "p"), "run.seed=7"]), "ditto")["ditto"]
+    config = against_pfllib._configs(configs.load(None, [*pictures(tmp_path / "p"), "run.seed=7"]), "ditto")["ditto"]
     begun = Experiment(config).initial
-    for name, w in pfllib.same_cnn(SHAPE, 3).named_parameters():
+    for name, w in against_pfllib.same_cnn(SHAPE, 3).named_parameters():
         assert torch.equal(begun[name], w)
 
 
@@ -212,13 +213,15 @@ def test_the_whole_command_against_a_stand_in(tmp_path, capsys):
     assert "PFLlib at commit unknown" in said
 
 
-def run_stand_in(folder: Path, *parts: str) -> pfllib.Run:
+def run_stand_in(folder: Path, *parts: str) -> one_process.Run:
     main = stand_in(folder / "PFLlib", *parts) / "system" / "main.py"
     (folder / "dataset" / "MNIST" / "train").mkdir(parents=True)
     (folder / "system").mkdir()
     flags = ["-algo", "FedAvg", "-m", "CNN", "-data", "MNIST", "-gr", "2"]
-    expected = Expected("global", 2, pfllib._layers(share_out(some_pictures(), PartitionSpec("iid", 1), 0, 0.0)))
-    return pfllib._run_theirs([sys.executable, str(main), *flags], folder / "system", folder / "log", expected)
+    expected = Expected(
+        "global", 2, against_pfllib._layers(share_out(some_pictures(), PartitionSpec("iid", 1), 0, 0.0))
+    )
+    return one_process.run_theirs([sys.executable, str(main), *flags], folder / "system", folder / "log", expected)
 
 
 def some_pictures() -> Dataset:
@@ -385,7 +388,7 @@ def test_the_real_pfllib(tmp_path):
         [train for train, _ in data.fixed_split]
     )  # 45 each, whole batches: PFLlib drops what is left over
     with torch.inference_mode():
-        logits = pfllib.same_cnn(SHAPE, 3)(to_network(torch.from_numpy(data.inputs[trained])))
+        logits = against_pfllib.same_cnn(SHAPE, 3)(to_network(torch.from_numpy(data.inputs[trained])))
         begun = nn.functional.cross_entropy(logits, torch.from_numpy(data.labels[trained])).item()
     for line in result["methods"]:
         log = (tmp_path / f"pfllib-{line['name']}-1.log").read_text()

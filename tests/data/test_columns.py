@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from cwfed.core.errors import ConfigError, DataError
 from cwfed.data import Dataset
-from cwfed.data.hub import HUB, Hub, _open_online
+from cwfed.data.from_hub import HUB, Hub, _open_online
 from cwfed.data.sources import SourceSpec, load
 from cwfed.data.store import cache_dir
 from tests.conftest import small

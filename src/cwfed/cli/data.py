@@ -21,7 +21,7 @@ app.add_typer(data_app, name="data")
 @data_app.command("list")
 def data_list(as_json: JsonOption = False) -> None:
     """The data sets that have a name."""
-    from cwfed.data.hub import HUB
+    from cwfed.data.from_hub import HUB
 
     named = [("digits", "inside scikit-learn", "images 8 x 8, always there")]
     named += [(name, hub.repository, "text" if hub.text else "images") for name, hub in HUB.items()]

@@ -163,7 +163,7 @@ def bench(
     of its own, in turn; seconds per round, peak memory and accuracy of both. The checkout is only read.
     """
     from cwfed import benchmark
-    from cwfed.benchmark import pfllib
+    from cwfed.benchmark import against_pfllib
 
     if against and against[0] != "pfllib":
         raise CwfedError(f"--against {against[0]!r} is not known: it is --against pfllib DIR")
@@ -177,7 +177,7 @@ def bench(
         raise CwfedError(f"--out {out_dir} cannot be made: {error.strerror}") from None
     with err.status("starting") as status:
         if against:
-            result = pfllib.bench(
+            result = against_pfllib.bench(
                 against[1],
                 out_dir,
                 config,

@@ -1,4 +1,4 @@
-"""Where data come from: the digits, the hub (`hub.py`), and the user's own files, arrays and functions."""
+"""Where data come from: the digits, the hub (`from_hub.py`), and the user's own files, arrays and functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cwfed.core.plugins import load_object, why
 from cwfed.data import images, pfllib
 from cwfed.data.columns import ALL, chosen_columns, text_dataset, vectors, with_clients
 from cwfed.data.dataset import Dataset, number_labels
-from cwfed.data.hub import HUB, Hub, load_hub
+from cwfed.data.from_hub import HUB, Hub, load_hub
 from cwfed.data.store import cached, content_key, read
 
 OWN = ("hub", "imagefolder", "csv", "pfllib", "arrays")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from cwfed.core.events import Event, PhaseResult, Round, Started
 from cwfed.federation.config import Config
 from cwfed.federation.rounds import FinalModels, Progress
+from cwfed.runs.backend import Runner
 from cwfed.runs.folder import RunFolder
-from cwfed.runs.runner import Runner
 from cwfed.runs.summary import pick
 
 MODELS_LIMIT = 2**30

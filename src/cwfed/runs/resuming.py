@@ -10,8 +10,8 @@ from cwfed.core.errors import RunError
 from cwfed.core.events import Note
 from cwfed.federation.config import Config
 from cwfed.federation.manifest import Facts, changed
+from cwfed.runs.backend import Runner
 from cwfed.runs.folder import Restored, RunFolder
-from cwfed.runs.runner import Runner
 from cwfed.runs.summary import Summary
 
 RESUMED = "resumed"

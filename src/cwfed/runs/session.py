@@ -20,12 +20,12 @@ from cwfed.federation.given import NOTHING, Given
 from cwfed.federation.rounds import Progress, is_over, to_tree
 from cwfed.federation.simulation import Simulation
 from cwfed.runs import memory, resuming
+from cwfed.runs.backend import Backend, Runner
 from cwfed.runs.checkpoint import require_savable
 from cwfed.runs.folder import RunFolder
 from cwfed.runs.picking import Picked, after, picked_before, save_models, saves_models
 from cwfed.runs.predict import FromMemory, PersonalModel, load_model
 from cwfed.runs.result import Result
-from cwfed.runs.runner import Backend, Runner
 from cwfed.runs.saved_models import Pick
 from cwfed.runs.summary import Summary, summarise
 from cwfed.runs.track import tracking
