@@ -17,7 +17,7 @@ from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Note, Round
 from cwfed.federation import config as configs
 from cwfed.report.finished import read_run
-from cwfed.runs import picking, session
+from cwfed.runs import picking, resuming, session
 from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.conftest import EARLY, ROOT, all_digits, small
@@ -274,7 +274,7 @@ def test_resuming_on_an_engine_that_rounds_otherwise_is_noted(tmp_path):
     assert "resumed on another engine (loop on cpu, now vmap on cpu)" in note
     again = cli("run", tmp_path / "run" / "config.toml", "--set=train.rounds=1", cwd=tmp_path)
     assert f"was {note}" in " ".join(again.stderr.split())
-    assert session.not_alone(tmp_path / "runs" / "digits-cwfedavg-0" / "config.toml") == []
+    assert resuming.not_alone(tmp_path / "runs" / "digits-cwfedavg-0" / "config.toml") == []
 
 
 def test_folders_that_cannot_be_used(tmp_path):
