@@ -259,7 +259,7 @@ def test_a_pfllib_that_has_changed_or_fails_is_one_sentence(tmp_path, parts, say
 @pytest.mark.parametrize(
     ("main", "says"),
     [
-        (None, "is no checkout of PFLlib: it has no system/main.py; clone"),
+        (None, "is not a checkout of PFLlib: it has no system/main.py; clone"),
         ("if:", "cannot be read as a program of PFLlib"),
         (
             FACE.replace('"-lbs"', '"--batch-size"').replace('"Ditto"', '"D"'),
@@ -276,7 +276,7 @@ def test_a_checkout_that_is_none_or_has_changed(tmp_path, main, says):
 def test_the_command_says_it_in_one_sentence(tmp_path):
     done = processes.run([processes.PROGRAM, "bench", "--against", "pfllib", "nowhere"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: nowhere is no checkout of PFLlib")
+    assert done.stderr.startswith("error: nowhere is not a checkout of PFLlib")
     assert done.stderr.count("\n") == 1
 
 
@@ -321,7 +321,7 @@ def test_a_commit_and_whether_it_was_changed(tmp_path):
         (
             ["train.batch_size=40"],
             "fedavg",
-            "client 0 has 22 training and 8 test samples, and PFLlib needs a batch of 40",
+            "client 0 has 22 training and 8 test samples, and PFLlib needs 40, a batch, and 1",
         ),
         (["data.name=digits", "data.path=''"], "fedavg", "for images of 1x28x28, .* digits has samples of 1x8x8"),
         (["run.device=cpu:0,cpu:1"], "fedavg", "on the CPU or on one GPU"),
@@ -335,7 +335,10 @@ def test_what_pfllib_cannot_do_is_named(tmp_path, settings, methods, says):
 
 def test_a_python_that_is_none(tmp_path):
     checkout, settings = stand_in(tmp_path / "PFLlib", FACE), pictures(tmp_path / "p")
-    for python, says in (("no-such-python", "is no program that can be run"), ("/bin/false", "no Python with torch")):
+    for python, says in (
+        ("no-such-python", "is not a program that can be run"),
+        ("/bin/false", "not a Python with torch"),
+    ):
         with pytest.raises(ConfigError, match=says):
             bench(checkout, tmp_path, None, settings, python=python)
 

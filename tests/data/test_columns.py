@@ -56,7 +56,7 @@ def test_damage_to_whose_samples_are_is_noticed(tmp_path, monkeypatch):
         ({"label_column": "kind", "delimiter": ";"}, r'data.feature_columns = \["\*"\] takes columns of numbers'),
         ({"label_column": "sort", "delimiter": ";", "feature_columns": ("*",)}, "has no column 'sort'"),
         ({"label_column": "kind", "delimiter": ";", "feature_columns": ("height",)}, "has no column 'height'"),
-        ({"label_column": "kind", "delimiter": ";", "feature_columns": ("*",)}, "column 'where' has 'north' at sample 0, which is no number"),
+        ({"label_column": "kind", "delimiter": ";", "feature_columns": ("*",)}, "column 'where' has 'north' at sample 0, which is not a number"),
         ({"label_column": "kind", "delimiter": ";", "feature_columns": ("length",), "client_column": "where"}, "sample 3 has no client in the column 'where'"),
         ({"label_column": "kind", "delimiter": ";", "feature_columns": ("length",), "client_column": "who"}, "has no column 'who'"),
         ({"label_column": "kind", "delimiter": ";;"}, "must be one character"),
@@ -160,8 +160,8 @@ def test_arrays_in_any_sensible_form():
         (np.zeros((4, 2)), [0.0, 1.0, 0.5, 1.0], {}, "labels are classes, and these are fractions such as 0.5"),
         (np.zeros((4, 2)), [0, 1, 0], {}, "4 samples but 3 labels"),
         (np.zeros((4, 2), np.int64), [0, 1, 0, 1], {}, r"pixels are bytes \(uint8\), other numbers floats"),
-        (np.zeros((4, 2)), [0, 1, 0, 1], {"clients": ["a", "b"]}, "whose they are is not said for each"),
-        (np.zeros((4, 2)), ["x", "y", "x", "y"], {"class_names": ["x", "y"]}, "the labels are their numbers"),
+        (np.zeros((4, 2)), [0, 1, 0, 1], {"clients": ["a", "b"]}, "clients must name the client of each"),
+        (np.zeros((4, 2)), ["x", "y", "x", "y"], {"class_names": ["x", "y"]}, "labels must be the numbers of these classes"),
         (np.zeros((4, 2)), [0, 5, 0, 5], {"class_names": ["x", "y"]}, "labels run from 0 to 5, outside the 2 classes"),
     ],
 )  # fmt: skip
@@ -263,7 +263,7 @@ def test_a_client_without_test_samples_does_not_change_what_classes_are_called()
         (lambda: Dataset.from_arrays(5, [0]), "inputs must have an entry for each sample, and there is only 5"),
         (
             lambda: Dataset.from_arrays(torch.zeros(2, 3, dtype=torch.bfloat16), [0, 1]),
-            "inputs are no array: .*BFloat16",
+            "inputs cannot be made into an array: .*BFloat16",
         ),
         (lambda: Dataset.from_arrays(np.zeros((2, 3)), [[1], [2, 3]]), "labels are no array"),
         (lambda: Dataset.from_arrays(np.zeros((2, 3)), None), "labels must have an entry for each sample"),

@@ -101,7 +101,7 @@ def test_a_pickle_cannot_grow_by_repeating_itself(tmp_path):
         load(pfllib(tmp_path / "p", '{"num_clients": 1, "num_classes": 2}', data))
     long = "a" * 1000
     data = {"x": [Trap(codecs.encode, long, "latin1") for _ in range(100)], "y": [0]}
-    with pytest.raises(DataError, match="over and over"):
+    with pytest.raises(DataError, match="repeats the same bytes without end"):
         load(pfllib(tmp_path / "q", '{"num_clients": 1, "num_classes": 2}', data))
 
 
@@ -124,7 +124,7 @@ def test_a_parquet_file_cannot_choose_what_is_read_from_this_disk(tmp_path):
     (tmp_path / "private.png").write_bytes(PICTURES["PNG"])
     named = {"bytes": None, "path": str(tmp_path / "private.png")}
     (tmp_path / "p.parquet").write_bytes(parquet({"img": [named, named], "label": [0, 1]}))
-    with pytest.raises(DataError, match="only named there"):
+    with pytest.raises(DataError, match="which may only name it"):
         load(SourceSpec("hub", str(tmp_path / "p.parquet"), image_column="img"))
 
 

@@ -259,7 +259,7 @@ def test_a_run_on_a_pfllib_folder(tmp_path):
     config = all_digits("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "train.batch_size=5")
     summary = session.run(config)
     assert (summary["clients"], summary["dataset"]) == (3, "MNIST")
-    with pytest.raises(ConfigError, match="comes with its own split"):
+    with pytest.raises(ConfigError, match="has a split of its own"):
         session.run(all_digits("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "data.samples=5"))
 
 

@@ -287,7 +287,7 @@ def test_folders_that_cannot_be_used(tmp_path):
         session.run(small("train.rounds=2"), tmp_path / "run", resume=True)
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "thesis.tex").touch()
-    with pytest.raises(RunError, match=r"no run of cwfed, such as thesis\.tex"):
+    with pytest.raises(RunError, match=r"do not belong to a run of cwfed, such as thesis\.tex"):
         session.run(small(), tmp_path / "stray")
     with pytest.raises(RunError, match="cannot be written"):
         session.run(small(), tmp_path / "stray" / "thesis.tex")
@@ -445,7 +445,7 @@ def test_models_that_were_not_kept_when_validation_picked_them_are_named(tmp_pat
     picked = summary["picked_rounds"]["received"]["validated"]
     assert picked < 8
     summary = session.run(small(*EARLY, "run.save_models=all"), tmp_path / "run", resume=True)
-    assert f"when round {picked} was made" in summary["notes"][0]
+    assert f"those of round {picked}, which validation picked" in summary["notes"][0]
     assert cwfed.load_model(tmp_path / "run", 0).pick == "last"
     with pytest.raises(RunError, match='pick = "last"'):
         cwfed.load_model(tmp_path / "run", 0, pick="validated")

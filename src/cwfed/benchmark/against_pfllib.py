@@ -201,8 +201,8 @@ def _require_same(federation: Federation, config: Config) -> None:
     for client, shard in federation.shards.items():
         if len(shard.train) < batch or not len(shard.test):
             raise ConfigError(
-                f"client {client} has {len(shard.train)} training and {len(shard.test)} test samples, and PFLlib needs a batch of "
-                f"{batch} and one: use fewer clients or more samples"
+                f"client {client} has {len(shard.train)} training and {len(shard.test)} test samples, and PFLlib needs "
+                f"{batch}, a batch, and 1: use fewer clients or more samples"
             )
 
 
@@ -240,7 +240,7 @@ class Checkout:
         main = folder.absolute() / "system" / "main.py"
         if not main.is_file():
             raise ConfigError(
-                f"{folder} is no checkout of PFLlib: it has no system/main.py; clone https://github.com/TsingZ0/PFLlib "
+                f"{folder} is not a checkout of PFLlib: it has no system/main.py; clone https://github.com/TsingZ0/PFLlib "
                 "and name its folder: --against pfllib DIR"
             )
         try:
@@ -276,12 +276,12 @@ def _interpreter(python: str) -> tuple[str, str]:
     """The Python that PFLlib is run with, and its version of torch."""
     found = shutil.which(python)
     if not found:
-        raise ConfigError(f"--python {python} is no program that can be run")
+        raise ConfigError(f"--python {python} is not a program that can be run")
     question = "from importlib.metadata import version; print(version('torch'))"
     said = subprocess.run([found, "-c", question], capture_output=True, text=True, check=False)
     if said.returncode:
         raise ConfigError(
-            f"{python} is no Python with torch, which PFLlib needs: name one that has it with --python PATH"
+            f"{python} is not a Python with torch, which PFLlib needs: name one that has it with --python PATH"
         )
     return found, said.stdout.strip()
 

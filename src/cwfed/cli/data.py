@@ -65,7 +65,7 @@ def data_show(
     clients = list(federation.names) or [str(client) for client in federation.shards]
     shifts = list(federation.shifts.values())
     if picture and not picture.suffix:
-        raise CwfedError(f"the picture {picture} needs an ending: .png, .svg or .pdf")
+        raise CwfedError(f"the picture {picture} needs a file extension: .png, .svg or .pdf")
     if picture:
         from cwfed.report import drawing, heatmaps
 

@@ -306,7 +306,7 @@ def from_json(line: str) -> Event:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _finite(digits: str) -> float:

@@ -201,7 +201,7 @@ def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, 
     if data.fixed_split is not None or spec.kind == "file":
         if samples:
             raise ConfigError(
-                f"data.samples = {samples} cannot be taken from {data.name}, which comes with its own split"
+                f"data.samples = {samples} cannot be taken from {data.name}, which has a split of its own"
             )
         if data.fixed_split is not None:
             return _as_it_comes(data, data.fixed_split, data.owner_names, seed, validation)

@@ -24,7 +24,7 @@ def chosen_columns(wanted: tuple[str, ...], known: Sequence[str], label: str, cl
 def vectors(what: str, columns: dict[str, list[Any]]) -> NDArray[np.float32]:
     """Columns of numbers as vectors, one for each sample."""
     if not columns:
-        raise DataError(f"{what} has no column beside that of the labels")
+        raise DataError(f"{what} has no column besides that of the labels")
     made = []
     for name, values in columns.items():
         numbers = []
@@ -33,7 +33,7 @@ def vectors(what: str, columns: dict[str, list[Any]]) -> NDArray[np.float32]:
                 numbers.append(float(value))
             except (TypeError, ValueError):
                 raise DataError(
-                    f"{what}: the column {name!r} has {value!r} at sample {sample}, which is no number: name columns of "
+                    f"{what}: the column {name!r} has {value!r} at sample {sample}, which is not a number: name columns of "
                     "numbers as data.feature_columns"
                 ) from None
         made.append(np.array(numbers, dtype=np.float32))

@@ -243,7 +243,7 @@ def _array_of(name: str, what: str, given: Any) -> NDArray[Any]:
     try:
         array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     except (TypeError, ValueError) as error:  # rows of different lengths, or a type of torch's that numpy lacks
-        raise DataError(f"data set {name!r}: {what} are no array: {error}") from None
+        raise DataError(f"data set {name!r}: {what} cannot be made into an array: {error}") from None
     if array.ndim == 0:
         raise DataError(f"data set {name!r}: {what} must have an entry for each sample, and there is only {given!r}")
     return array
@@ -283,13 +283,15 @@ def _classes(name: str, given: Any, names: Sequence[str] | None) -> tuple[NDArra
         )
     if np.issubdtype(array.dtype, np.floating) and (array != np.floor(array)).any():
         raise DataError(
-            f"data set {name!r}: labels are classes, and these are fractions such as {array[array != np.floor(array)][0]:g}: cwfed "
-            "classifies; classes that are called so are given as texts, labels.astype(str)"
+            f"data set {name!r}: labels are classes, and these are fractions such as {array[array != np.floor(array)][0]:g}: if "
+            "they are names of classes, give them as texts, labels.astype(str)"
         )
     if names is None:
         return number_labels(array.reshape(-1).tolist())
     if not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"data set {name!r}: with class_names, the labels are their numbers, and not {array.dtype}")
+        raise DataError(
+            f"data set {name!r}: with class_names, labels must be the numbers of these classes, not {array.dtype}"
+        )
     return array.reshape(-1).astype(np.int64), tuple(map(str, names))
 
 

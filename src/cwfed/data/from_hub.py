@@ -160,7 +160,7 @@ def _numbers(name: str, raw: Sequence[Any]) -> NDArray[np.int64]:
     try:
         return np.asarray(raw, dtype=np.int64)
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"data set {name!r}: a sample has no label, or one that is no number") from None
+        raise DataError(f"data set {name!r}: a sample has no label, or one that is not a number") from None
 
 
 def _picture(name: str, value: Any, may_name_files: bool) -> images.Picture:
@@ -169,7 +169,7 @@ def _picture(name: str, value: Any, may_name_files: bool) -> images.Picture:
         found: bytes = value["bytes"]
         return found
     if not value or not may_name_files:  # a file from somewhere must not choose what is read from this disk
-        raise DataError(f"data set {name!r}: a picture is missing from the parquet files, or only named there")
+        raise DataError(f"data set {name!r}: a picture is missing from the parquet files, which may only name it")
     return Path(value["path"])
 
 

@@ -56,7 +56,7 @@ class Lookup(nn.Embedding):
         if self.rows is None:
             return super().forward(tokens)
         if tokens is not self.inputs:
-            raise RuntimeError("it looks up something else than its inputs in an embedding")
+            raise RuntimeError("it looks up something other than its inputs in an embedding")
         return self.rows
 
 

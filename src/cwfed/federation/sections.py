@@ -60,7 +60,7 @@ class DataSection(Section):
     numpy generator: it gives an array of sample numbers for each client."""
     classes_per_client: int = setting(2, ge=1, le=MOST)
     """Pathological and extended Dirichlet: classes that each client holds at most; with `clients` times this below the number of classes,
-    some are held by nobody, and the run says so."""
+    no client holds some of them, and the run says so."""
     shards_per_client: int = setting(2, ge=1, le=MOST, since="0.2", before=2)
     """Shards: how many each client is dealt."""
     alpha: float = setting(0.1, gt=0)
@@ -234,7 +234,9 @@ class TrainSection(Section):
     @model_validator(mode="after")
     def _fits(self) -> TrainSection:
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
-            raise ValueError(f"train.momentum and train.nesterov are of sgd; {self.optimizer} has moments of its own")
+            raise ValueError(
+                f"train.momentum and train.nesterov belong to sgd; {self.optimizer} has moments of its own"
+            )
         if self.nesterov and not self.momentum:
             raise ValueError("train.nesterov needs a train.momentum above 0")
         if self.keep_optimizer and self.make_optimizer().is_plain:
@@ -346,7 +348,7 @@ class PrivacySection(Section):
     """The epsilon spent once on a noisy class histogram, without which WDR is refused under DP."""
     dp_budget: float = setting(0.0, ge=0, changes="nothing", before=0.0)
     """The largest epsilon that a client may spend; 0: any. A simulation that would pass it does not begin; the node of a federation
-    keeps its own account and takes no further part."""
+    keeps its own account and does not train any more."""
 
     def dial(self) -> Dial:
         """What the maths needs to know."""

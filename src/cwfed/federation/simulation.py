@@ -147,7 +147,7 @@ class Simulation(Experiment):
             ) from None
         if not fits:
             raise RunError(
-                f"the checkpoint of round {progress.round} holds something else than this experiment's models"
+                f"the checkpoint of round {progress.round} holds something other than this experiment's models"
             )
 
     # --- the rounds

@@ -194,7 +194,9 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
 def _read_manifest(folder: RunFolder) -> dict[str, Any]:
     manifest, facts = folder.read_json("manifest.json"), folder.facts()
     if any(len(row) != len(facts.data.classes) for row in facts.split.histogram):
-        raise RunError(f"{folder.path / 'manifest.json'} is damaged: its histogram does not have a column a class")
+        raise RunError(
+            f"{folder.path / 'manifest.json'} is damaged: its histogram does not have one column per class"
+        )
     made = facts.versions.get("cwfed", "an unknown version")
     if (when := release(made)) is None or when < FIRST_READ:
         raise RunError(f"{folder.path} was made by cwfed {made}, which this version, {__version__}, cannot read")
@@ -239,7 +241,7 @@ def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
     for path in map(Path, paths):
         if not path.is_dir() and not archive.is_archive(path):
             raise RunError(
-                f"{path} is no folder and no archive: give a run's folder, one with runs below it, or what cwfed export made"
+                f"{path} is neither a folder nor an archive: give a run's folder, one with runs below it, or what cwfed export made"
             )
         below = {file.parent for name in RUN_FILES for file in path.rglob(name)}
         below |= set(filter(archive.is_archive, path.rglob(f"*{archive.ENDING}")))

@@ -114,7 +114,7 @@ def read(path: str | Path) -> dict[str, bytes]:
         zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError, AttributeError, struct.error,
         NotImplementedError, RuntimeError, OverflowError, RecursionError,
     ) as error:  # fmt: skip
-        raise RunError(f"{path} is no archive of a run, or is damaged ({error})") from None
+        raise RunError(f"{path} is not an archive of a run, or is damaged ({error})") from None
     for name, content in contents.items():
         if seals.get(name) != files.sha256(content):
             raise RunError(f"{path} is damaged: {name} does not match its checksum")

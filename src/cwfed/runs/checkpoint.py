@@ -34,7 +34,9 @@ def require_savable(tree: Tree, path: str = "") -> None:
     if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             if isinstance(tree, dict) and not isinstance(key, str):
-                raise RunError(f"{path[1:]} cannot be saved: its key {key!r} is no text, and would come back as one")
+                raise RunError(
+                    f"{path[1:]} cannot be saved: its key {key!r} is not a text, and would come back as one"
+                )
             require_savable(value, f"{path}/{key}")
     elif not isinstance(tree, Tensor | str | int | float | None):
         raise RunError(

@@ -120,7 +120,7 @@ class RunFolder:
             return Facts.model_validate(self.read_json("manifest.json"), strict=True)
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
-            what = f"{self.path / 'manifest.json'} is damaged: {where} is missing or of another kind"
+            what = f"{self.path / 'manifest.json'} is damaged: {where} is missing or has the wrong type"
             raise RunError(what) from None
 
     def config(self, *, imports: bool = False) -> Config:
@@ -193,7 +193,7 @@ class RunFolder:
         kinds = {"rounds": int, _SHARED: int, _TAIL: str}
         for key, kind in kinds.items():
             if type(stored.get(key, kind())) is not kind:
-                raise RunError(f"{self.path / 'summary.json'} is damaged: {key} is of another kind")
+                raise RunError(f"{self.path / 'summary.json'} is damaged: {key} has the wrong type")
         return stored
 
     def _content(self, stored: dict[str, Any]) -> bytes:
@@ -337,9 +337,11 @@ class RunFolder:
             sealed = tree.get(_EVENTS_SUM)  # earlier versions wrote none
             rounds = [progress.round, picked.round if picked else 1]
             if any(type(number) is not int for number in (*rounds, length)):
-                raise TypeError("its numbers are none")
+                raise TypeError("its numbers are not whole numbers")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
+            raise RunError(
+                f"a checkpoint in {self.checkpoints.folder} is not one of this version ({error!r})"
+            ) from None
         if experiment_then != config.fingerprint:
             raise RunError(f"the checkpoints in {self.path} do not match its config.toml, which was changed since")
         content = files.read_bytes(path) if path.exists() else b""

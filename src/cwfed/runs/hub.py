@@ -25,7 +25,7 @@ def push(run: str | Path, repo: str, *, models: bool = True, private: bool = Tru
     """Put a finished run into a repository, which is made where there is none; its address."""
     folder = RunFolder(run)
     if not folder.finished:
-        raise RunError(f"{folder.path} is no finished run: there is nothing to push")
+        raise RunError(f"{folder.path} is not a finished run: there is nothing to push")
     summary = folder.summary()  # it must be whole
     names = [
         name for name in _below(folder.path) if _FILES.fullmatch(name) and (models or not name.startswith("models/"))

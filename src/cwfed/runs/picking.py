@@ -66,8 +66,8 @@ def save_models(folder: RunFolder, runner: Runner, progress: Progress, picked: P
         validated = runner.final_models(picked.progress) if picked.progress else None
         if validated is None:
             yield (
-                f"only the models of the last round were written: when round {picked.round} was made, which "
-                "validation picked, its models were not kept"
+                f"only the models of the last round were written: those of round {picked.round}, which validation picked, "
+                "were not kept when it was made"
             )
     if validated or picked.round == progress.round:
         rounds["validated"] = picked.round

@@ -155,7 +155,7 @@ def _opened(
             raise RunError(f"{folder.path} holds no run to resume: give its config, or the folder of another run")
         elif stray := [p.name for p in folder.path.iterdir() if not p.name.startswith(".")]:
             raise RunError(
-                f"{folder.path} holds files that are no run of cwfed, such as {stray[0]}: choose another --out"
+                f"{folder.path} holds files that do not belong to a run of cwfed, such as {stray[0]}: choose another --out"
             )
         yield _Opened(folder, chosen or Config(), tracked, finished)
 
@@ -214,8 +214,8 @@ def _from_memory(
 
     def no_model(*_: object) -> PersonalModel:
         raise RunError(
-            f'the models were not kept: run.save_models = "{runner.config.run.save_models}" keeps none of these ("all" does), '
-            "or they are with the clients of another process"
+            f'the models were not kept: run.save_models = "{runner.config.run.save_models}" does not keep them ("all" does), '
+            "or they are with the clients, in other processes"
         )
 
     return Result.of(summary, lambda: happened, no_model, path)
