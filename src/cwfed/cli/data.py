@@ -55,7 +55,7 @@ def data_show(
     as_json: JsonOption = False,
 ) -> None:
     """Who holds what: samples of each class at each client."""
-    from cwfed.data import who_holds_nothing
+    from cwfed.data import missing_data
     from cwfed.federation.experiment import deal
 
     chosen = load_config(config, set_ or [])
@@ -83,7 +83,7 @@ def data_show(
         return
     print_heat_map(histogram.tolist(), dataset.class_names, dataset.name, clients, shifts)
     samples, settings = chosen.data.samples or len(dataset.labels), chosen.data
-    for note in who_holds_nothing(federation, list(federation.shards), samples, settings.room, settings.validation):
+    for note in missing_data(federation, list(federation.shards), samples, settings.room, settings.validation):
         out.print(f"note: {escape(note)}", highlight=False)
     if picture:
         out.print(f"Drawn in {escape(str(picture))}")

@@ -13,7 +13,7 @@ NAMED = 10
 """The most classes or clients that are named; of more, the others are counted."""
 
 
-def classes_held_by_nobody(
+def missing_classes(
     histogram: NDArray[np.int64], names: Sequence[object], samples: int, room: int | None = None
 ) -> list[str]:
     """A sentence if no client holds some classes; an empty list if every class has a client.
@@ -31,7 +31,7 @@ def classes_held_by_nobody(
     return [f"no client holds {_named('class', absent)}: {what}, the results are about the other {left}{why}"]
 
 
-def who_holds_nothing(
+def missing_data(
     federation: Federation, members: Sequence[int], samples: int, room: int | None, validation: float
 ) -> list[str]:
     """All such notes of an experiment; `members` are the clients that may take part."""
@@ -41,7 +41,7 @@ def who_holds_nothing(
     only = [name for name, held, n in zip(names, histogram.sum(0), trained, strict=True) if held and not n]
     untested = [client for client, shard in shards.items() if not len(shard.test)]
     unpicked = [client for client, shard in shards.items() if validation and not len(shard.validation)]
-    found = [*federation.notes, *classes_held_by_nobody(histogram, names, samples, room)]
+    found = [*federation.notes, *missing_classes(histogram, names, samples, room)]
     if only:
         found.append(f"no client that takes part has training samples of {_named('class', only)}")
     if untested:

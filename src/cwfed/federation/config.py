@@ -31,9 +31,9 @@ from cwfed.federation.sections import GuardSection as GuardSection  # for `round
 from cwfed.federation.settings import Section, describe, former_names, free_to_change, hashed, renamed, tell
 
 MOST_BYTES = 2**20
-"""Of a config file."""
+"""The most bytes of a config file."""
 MOST_DEPTH = 16
-"""Parts of a dotted key: TOML's reader takes time with their square."""
+"""The most parts of a dotted key: the time of TOML's reader grows with their square."""
 MOST_NUMBER = 2**63
 """TOML's whole numbers have 64 bits."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
@@ -62,7 +62,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> Config:
-        """Fill in the algorithm's defaults, so that a written config says everything."""
+        """Fill in the algorithm's defaults, so that a written config is complete; check settings of several sections against each other."""
         name = self.algorithm.get("name", "cwfedavg")
         if not isinstance(name, str):
             raise ConfigError(f"algorithm.name must be a text, it is {name!r}")
@@ -99,12 +99,12 @@ class Config(Section):
         return self.run.seed if self.data.split_seed < 0 else self.data.split_seed
 
     def code(self) -> list[str]:
-        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data, partition and metrics."""
+        """The user's code that the config names, as "module:name": algorithm (and its parts), model, data, partition and metrics."""
         own = [name for name in (self.model.name, self.data.name, self.data.partition) if ":" in name]
         return algorithms.foreign(self.algorithm) + own + self.run.metrics
 
     def but(self, **run: Any) -> Config:
-        """The same with other settings of how it is carried out."""
+        """The same config with other settings of `run`."""
         return self.model_copy(update={"run": self.run.model_copy(update=run)})
 
     def build_algorithm(self) -> algorithms.FedAvg:
@@ -112,7 +112,7 @@ class Config(Section):
         return algorithms.build(self.algorithm)
 
     def partition_spec(self) -> PartitionSpec:
-        """How the samples are dealt out."""
+        """The partition, as the data loader takes it."""
         d = self.data
         return PartitionSpec(
             d.partition,
@@ -142,17 +142,17 @@ class Config(Section):
 SETTINGS = describe(Config)
 """All settings but the algorithm's, by their keys."""
 FREE_TO_CHANGE = free_to_change(SETTINGS)
-"""Settings that a resumed run may change: they do not change its results. `train.rounds` may change where that makes the same run longer or shorter."""
+"""Settings that a resumed run may change, because results do not depend on them. `train.rounds` may change too (`folder.check_same`)."""
 FORMER_NAMES = former_names(SETTINGS)
-"""The keys of today by those of earlier versions, which still work."""
+"""The current keys by the keys of earlier versions, which still work."""
 
 NO_IMPORTS = "no imports"
 
 
 def from_table(table: dict[str, Any], *, imports: bool = True) -> Config:
-    """A validated config from nested dicts; a wrong key or value is one clear sentence.
+    """A validated config from nested dicts; ConfigError for a wrong key or value.
 
-    Without `imports`, an algorithm that is code ("module:Class") is left as the table says: to look at a run runs nothing.
+    Without `imports`, an algorithm that is code ("module:Class") is not loaded, so that looking at a run does not run its code.
     """
     for key, value in _numbers(table):
         if abs(value) >= MOST_NUMBER:
@@ -179,7 +179,7 @@ def _sentence(error: Any) -> str:
         *sections, key = (str(part) for part in error["loc"])
         cls = Config.model_fields[sections[0]].annotation if sections else Config
         known = list(cls.model_fields) if isinstance(cls, type) and issubclass(cls, BaseModel) else []
-        elsewhere = [name for name in SETTINGS if name.rpartition(".")[2] == key]  # such as lr for train.lr
+        elsewhere = [name for name in SETTINGS if name.rpartition(".")[2] == key]  # such as lr, for train.lr
         hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
         return f"unknown setting {where}: {hint}"
     message = error["msg"].removeprefix("Value error, ")
@@ -189,7 +189,7 @@ def _sentence(error: Any) -> str:
 
 
 def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
-    """A config file, with `key=value` settings on top (one, or a list of them); no file is the digits experiment.
+    """A config file, with `key=value` settings on top (one, or a list of them). Without a file: the digits experiment.
 
     Arguments:
         path: a TOML file, or `preset:SETTING/METHOD`, a tuned preset (`cwfed presets`). Default: all settings are defaults.
@@ -276,16 +276,16 @@ def _parse(text: str) -> tuple[list[str], Any]:
 
 
 def current_name(key: str) -> str:
-    """The key of today; whoever uses a former one is told so."""
+    """The current key; a warning if a former one is used."""
     if key in FORMER_NAMES:
         tell(key, FORMER_NAMES[key])
     return FORMER_NAMES.get(key, key)
 
 
 def parse_value(raw: str) -> Any:
-    """A TOML value; what is none is text, so quotes are not needed."""
+    """A TOML value; anything else is text, so that texts need no quotes."""
     try:
         table = _toml(f"value = {raw}")
     except (ValueError, RecursionError):
         return raw
-    return table["value"] if len(table) == 1 else raw  # not a whole file behind a line break
+    return table["value"] if len(table) == 1 else raw  # a line break could be followed by a whole file

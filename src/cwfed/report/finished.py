@@ -21,7 +21,7 @@ from cwfed.core.events import PhaseResult, Portrait, Round, Started
 from cwfed.core.files import sha256
 from cwfed.core.metrics import is_share
 from cwfed.core.types import PHASES, Phase
-from cwfed.data import classes_held_by_nobody
+from cwfed.data import missing_classes
 from cwfed.federation.config import FREE_TO_CHANGE, Config
 from cwfed.federation.settings import flat
 from cwfed.runs import archive
@@ -121,7 +121,7 @@ class RunRecord:
             about, chosen = self.manifest["data"], self.config.data
             held = int(self.histogram.sum())
             samples = chosen.samples or int(about.get("samples", held))
-            found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
+            found += missing_classes(self.histogram, about["classes"], samples, chosen.room)
         if release(made := self.manifest["versions"]["cwfed"]) != THIS:
             found.append(
                 f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)"
