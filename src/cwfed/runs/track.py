@@ -24,19 +24,19 @@ from cwfed.federation.settings import flat
 from cwfed.runs.folder import RunFolder
 
 PROJECT = "cwfed"
-"""The project or experiment that runs belong to, where the user's environment names none."""
+"""The project or experiment of the runs, if the user's environment does not name one."""
 SHOWN = ("accuracy/received", "accuracy/trained", "validation/received", "validation/trained")
-"""What TensorBoard's table of hyper-parameters shows beside them."""
+"""The numbers that TensorBoard's table of hyper-parameters shows."""
 
 
 @contextmanager
 def tracking(
     names: Sequence[str], folder: str | Path, config: Config | None = None
 ) -> Iterator[Callable[[Event], None]]:
-    """What to call with every event of the run in `folder`; without a config it is read from there.
+    """A listener for the events of the run in `folder`; without a config, it is read from there.
 
-    The clients start with the run's first event, not before: a folder with files in it would be taken for
-    something else than a new run, and a finished run that is only read needs none.
+    The trackers start with the run's first event, not before: their files would make a new run's folder look used, and a finished run
+    that is only read needs no tracker.
     """
     tracker = _Tracker(_makers(names), Path(folder), config)
     finished = False
@@ -82,11 +82,11 @@ class Tracked:
     settings: dict[str, Any]
     """All settings, as section.key."""
     id: str
-    """The same when the run is resumed, and another for a new run in the same place."""
+    """An id that stays the same when the run is resumed, and differs for a new run in the same folder."""
 
     @property
     def name(self) -> str:
-        """What people call the run."""
+        """The name of the run for people."""
         return self.folder.resolve().name
 
 
@@ -152,7 +152,7 @@ class TensorBoard:
             self._file.close()
 
     def _write_notes(self) -> None:
-        """All of them: a later text at the same step takes the place of the one before."""
+        """Write all notes, because a text replaces an earlier one at the same step."""
         if self._notes:
             self._write(self._step or 0, summary=self._text("notes", "\n\n".join(self._notes)))
 
@@ -165,7 +165,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases. Its steps cannot go back: rounds that a resumed run does again stay as they were."""
+    """A run of Weights & Biases. Its steps cannot go back, so rounds that a resumed run repeats stay as they were."""
 
     def __init__(self, run: Tracked) -> None:
         import wandb
@@ -193,7 +193,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow. Nothing in it can be replaced: settings and rounds that it has stay as they were."""
+    """A run of MLflow. Nothing in it can be replaced, so its settings and rounds stay as they were."""
 
     def __init__(self, run: Tracked) -> None:
         import mlflow
@@ -274,7 +274,7 @@ def _makers(names: Sequence[str]) -> dict[str, Maker]:
 
 
 class _Tracker:
-    """Tells the clients what happens; one that fails is left out from then on."""
+    """Passes events to the trackers; one that fails gets no more."""
 
     def __init__(self, makers: dict[str, Maker], folder: Path, config: Config | None) -> None:
         self.makers, self.folder, self.config = makers, folder, config
@@ -326,7 +326,7 @@ class _Tracker:
 
 
 def _identity(folder: Path, config: Config) -> str:
-    """From the folder, the experiment and, as the manifest has the time, when the run was begun."""
+    """A hash of the folder, the experiment, and the manifest, which has the start time."""
     manifest = folder / "manifest.json"
     begun = files.read_text(manifest) if manifest.exists() else ""
     parts = (str(folder.resolve()), config.fingerprint, begun)
