@@ -45,12 +45,12 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For progress bars; what tells runs apart comes first, a narrow terminal cuts off the end."""
+        """A title for progress bars. The part that differs comes first, because a narrow terminal cuts off the end."""
         return self.row.label + (f", seed {self.seed}" if self.seed else "") + f" on {self.setup.title}"
 
     @property
     def state(self) -> str:
-        """finished, begun or new; a run with fewer rounds than wanted is only begun."""
+        """The state: finished, begun or new; a run with fewer rounds than wanted is begun."""
         folder = RunFolder(self.folder)
         if not folder.exists:
             return "new"
@@ -59,7 +59,7 @@ class Job:
 
 
 class Workshop:
-    """A scale's runs: where they lie, and how to get at them. Tables and figures share runs."""
+    """The runs of a scale, and their folders. Tables and figures share runs."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Workshop:
         on_run: Callable[[Job], Callable[[Event], None]],
         on_done: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        """Run what is not finished yet; what was broken off goes on."""
+        """Run what is not finished; interrupted runs are resumed."""
         for job in self.jobs(item):
             session.run(job.config, job.folder, resume=True, data_dir=self.data_dir, on_event=on_run(job))
             on_done(job)
@@ -158,7 +158,7 @@ class Estimate:
     traffic: float
     """Bytes that would travel in a real federation."""
     memory: int
-    """Bytes at the peak of the short round, which loaded the whole data set and had a model for every client."""
+    """Peak memory of the short round, which loads the whole data set and has a model for every client."""
 
     def for_job(self, job: Job) -> Estimate:
         """What is left of a job that was begun or finished."""
@@ -211,7 +211,7 @@ def _short_round(
 
 
 def _done(job: Job) -> float:
-    """The share of a job's rounds that is there already."""
+    """The share of a job's rounds that is done already."""
     folder = RunFolder(job.folder)
     if not (job.folder / "events.jsonl").exists():
         return 0.0
