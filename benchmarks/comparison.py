@@ -37,7 +37,7 @@ DOCS = ROOT / "docs"
 NUMBERS = DOCS / "data" / "comparison.json"
 METHODS = (
     "local", "fedavg", "fedprox", "fedper", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "per-fedavg", "fedrod", "fedproto",
-    "fedamp", "fedfomo", "ifca", "cfl", "fednh", "feduv", "fedpac", "fedala", "fedcp", "gpfl", "feddbe", "fedas", "fedcac", "pfedme", "cwfedavg",
+    "scaffold", "moon", "fedamp", "fedfomo", "ifca", "cfl", "fednh", "feduv", "fedpac", "fedala", "fedcp", "gpfl", "feddbe", "fedas", "fedcac", "pfedme", "cwfedavg",
     "fedavg+prior", "cwfedavg+prior", "fedavg+balanced", "fedavg+owners+prior", "fedavg+balanced+owners:owners=updates", "fedavg+balanced+owners",
     "fedavg+balanced+head_first+owners", "fedavg+balanced+dbe+owners",
 )  # fmt: skip
