@@ -340,6 +340,7 @@ class Simulation(Experiment):
         """In a simulation progress has what the clients keep."""
         return progress
 
+    @one_compute_thread()
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Measure the models that clients get which never took part."""
         if not self.newcomers:
@@ -354,12 +355,14 @@ class Simulation(Experiment):
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
         return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
 
+    @one_compute_thread()
     def newcomer_model(self, progress: Progress, class_counts: Sequence[float] | None) -> Params:
         """The model of somebody who never took part, from its label histogram or without."""
         counts = None if class_counts is None else mixing.histogram(class_counts, self.task.classes).tolist()
         model = self.completed(self.algorithm.newcomer(progress.server, counts))
         return model if counts is None else self.algorithm.predictor(model, counts, self.task)
 
+    @one_compute_thread()
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's personal model, complete: of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
