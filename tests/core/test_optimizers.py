@@ -131,7 +131,7 @@ def test_label_smoothing_is_torchs():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (("train.optimizer=adam", "train.momentum=0.9"), "train.momentum and train.nesterov are of sgd"),
+        (("train.optimizer=adam", "train.momentum=0.9"), "train.momentum and train.nesterov belong to sgd"),
         (("train.nesterov=true",), "train.nesterov needs a train.momentum"),
         (("train.keep_optimizer=true",), "plain SGD has no state to keep"),
         (("privacy.dp=sample", "train.momentum=0.9"), "privacy.dp is DP-SGD"),

@@ -221,7 +221,7 @@ def test_a_figure_without_its_runs_says_the_command(tmp_path):
     [
         ({"names": ["ablatoin"]}, "unknown table or figure 'ablatoin': did you mean ablation"),
         ({"names": ["heatmap"]}, "did you mean heatmaps-cifar10-pathological or heatmaps-cifar10-practical or heat"),
-        ({"scale": "tiny"}, "--scale 'tiny' is none of smoke, small, whole, paper"),
+        ({"scale": "tiny"}, "--scale 'tiny' must be one of smoke, small, whole, paper"),
         ({"formats": "png,gif"}, "unknown picture format 'gif'"),
         ({"seeds": "x"}, "must be whole numbers"),
     ],

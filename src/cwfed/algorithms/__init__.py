@@ -192,7 +192,7 @@ def _value(key: str, hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, FedAvg):
         return value if isinstance(value, FedAvg) else build(value)
     if isinstance(value, bool) and not _takes_bool(hint):
-        raise ConfigError(f"{key} = {value!r} is not possible: it is no setting to turn on or off")
+        raise ConfigError(f"{key} = {value!r} is not possible: it must be true or false")
     try:
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:

@@ -59,26 +59,26 @@ def _first_line(cls: type) -> str:
 
 
 def _check(names: Sequence[str], classes: Sequence[type[FedAvg]]) -> None:
-    """One sentence for a combination that makes no sense."""
+    """ConfigError for a combination that makes no sense."""
     (base, method), *plugins = zip(names, classes, strict=True)
     whole = JOINT.join(names)
     for name, plugin in plugins:
         if not getattr(plugin, "plugin", ""):
-            raise ConfigError(f"{whole}: {name} is no plug-in: its class does not set `plugin`, so it stands alone")
+            raise ConfigError(f"{whole}: {name} is not a plug-in: its class does not set `plugin`")
         for needed in plugin.__mro__[1:-1]:
             if not (hasattr(needed, "plugin") or issubclass(method, needed)):
-                raise ConfigError(f"{whole}: {name} stands over {getattr(needed, 'name', needed.__name__)} only")
+                raise ConfigError(f"{whole}: {name} can only be added to {getattr(needed, 'name', needed.__name__)}")
         if names[1:].count(name) > 1:
             raise ConfigError(f"{whole}: {name} is named twice")
         for other, under in ((base, method), *(pair for pair in plugins if pair[0] != name)):
             if issubclass(under, plugin):
-                raise ConfigError(f"{whole}: {other} has {name} in it already")
+                raise ConfigError(f"{whole}: {other} already contains {name}")
             if why := _why_not(plugin, under, is_method=other == base):
-                raise ConfigError(f"{whole}: {name} cannot stand over {other}: {why}")
+                raise ConfigError(f"{whole}: {name} cannot be added to {other}: {why}")
             if shared := _fields(plugin, besides=under) & _fields(under, besides=plugin):
                 setting = min(shared)
                 raise ConfigError(
-                    f"{whole}: {name} and {other} both have a setting {setting!r}: it could not be told whose is meant"
+                    f"{whole}: {name} and {other} both have a setting {setting!r}: it would not be clear which one is meant"
                 )
 
 

@@ -24,7 +24,7 @@ from cwfed.benchmark.workloads import Workload, reference_module
 from cwfed.core.errors import CwfedError
 from cwfed.core.types import Uploads, nbytes
 from cwfed.data import Samples
-from cwfed.engine.worker import EVALUATION_BATCH
+from cwfed.engine.loaded_network import EVALUATION_BATCH
 from cwfed.federation import config as configs
 from cwfed.federation.experiment import Experiment
 from cwfed.federation.simulation import Simulation

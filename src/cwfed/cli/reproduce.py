@@ -59,7 +59,7 @@ def reproduce(
         _print_list(as_json)
         return
     if scale not in reproducing.SCALES:
-        raise ConfigError(f"--scale {scale!r} is none of {', '.join(reproducing.SCALES)}")
+        raise ConfigError(f"--scale {scale!r} must be one of {', '.join(reproducing.SCALES)}")
     known = {name: [reproducing.find(name)] for name in names if name != "all"}
     known["all"] = [item for item in reproducing.items().values() if not item.beyond]
     chosen = list({item.name: item for name in names for item in known[name]}.values())

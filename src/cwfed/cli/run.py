@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Run one experiment and leave its folder."""
     from cwfed import api
-    from cwfed.runs import session
+    from cwfed.runs import resuming
     from cwfed.runs.folder import RunFolder
 
     if resume and out_dir is None:
@@ -56,7 +56,7 @@ def run(
     chosen = None
     if not (resume and config is None and not settings):
         chosen = load_config(config, settings, out_dir if resume and config is None else None)
-    for note in [] if quiet else session.not_alone(config):
+    for note in [] if quiet else resuming.not_alone(config):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     folder = out_dir or _free_folder(chosen)
     with progress(folder, f"resume it: cwfed run --resume --out {folder}", quiet=quiet, log=log) as watch:
@@ -163,7 +163,7 @@ def bench(
     of its own, in turn; seconds per round, peak memory and accuracy of both. The checkout is only read.
     """
     from cwfed import benchmark
-    from cwfed.benchmark import pfllib
+    from cwfed.benchmark import against_pfllib
 
     if against and against[0] != "pfllib":
         raise CwfedError(f"--against {against[0]!r} is not known: it is --against pfllib DIR")
@@ -177,7 +177,7 @@ def bench(
         raise CwfedError(f"--out {out_dir} cannot be made: {error.strerror}") from None
     with err.status("starting") as status:
         if against:
-            result = pfllib.bench(
+            result = against_pfllib.bench(
                 against[1],
                 out_dir,
                 config,

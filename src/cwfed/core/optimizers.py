@@ -1,4 +1,4 @@
-"""How a gradient becomes a step: pairs of pure functions over one client's tensors by name.
+"""Optimisers: pairs of pure functions over one client's tensors by name.
 
     state = optimizer.init(params)
     params, state = optimizer.update(params, gradients, state, lr)
@@ -32,7 +32,7 @@ class Optimizer(Protocol):
         """The state before the first step."""
 
     def update(self, params: Params, gradients: Params, state: Params, lr: float | Tensor) -> tuple[Params, Params]:
-        """The parameters and the state after a step; what is given stays as it is."""
+        """The parameters and the state after a step; the arguments are not changed."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Schedule:
 
     kind: Literal["constant", "step", "cosine"] = "constant"
     rounds: int = 1
-    """Of the whole run: where cosine arrives at 0."""
+    """Rounds of the whole run, after which cosine is 0."""
     every: int = 100
     """step: after so many rounds ..."""
     factor: float = 0.1
@@ -134,7 +134,9 @@ class Schedule:
         if self.kind == "step":
             return lr * self.factor ** ((round_ - 1 - self.warm_up) // self.every)
         if self.kind == "cosine":
-            last = min(round_, self.rounds)  # what is trained only to be measured after the last round has its rate
+            last = min(
+                round_, self.rounds
+            )  # models that are trained only to be measured after the last round use its rate
             share = max(0, last - 1 - self.warm_up) / max(1, self.rounds - self.warm_up)
             return lr * 0.5 * (1 + math.cos(math.pi * share))
         return lr

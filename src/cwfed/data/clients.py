@@ -16,8 +16,9 @@ from cwfed.core.errors import ConfigError, DataError
 from cwfed.core.rng import stream
 from cwfed.core.shape import InputShape
 from cwfed.data import split_file
-from cwfed.data.dataset import Dataset, write
+from cwfed.data.dataset import Dataset
 from cwfed.data.partition import Indices, PartitionSpec, natural, partition, split
+from cwfed.data.store import write
 
 GATHERED = 4_000_000
 """At most so many numbers of inputs are gathered ahead."""
@@ -200,7 +201,7 @@ def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, 
     if data.fixed_split is not None or spec.kind == "file":
         if samples:
             raise ConfigError(
-                f"data.samples = {samples} cannot be taken from {data.name}, which comes with its own split"
+                f"data.samples = {samples} cannot be taken from {data.name}, which has a split of its own"
             )
         if data.fixed_split is not None:
             return _as_it_comes(data, data.fixed_split, data.owner_names, seed, validation)

@@ -156,7 +156,7 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
             return [np.concatenate(of_client) for of_client in zip(*parts, strict=True)]
         fewest, short = max(fewest, int(sizes.min())), short + int((sizes < least).sum())
     raise DataError(
-        f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave everybody {ceil(least)} samples in "
+        f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave every client {ceil(least)} samples in "
         f"{draw} draws (the best gave {fewest}): use fewer clients, a larger alpha, more "
         "samples or a smaller data.least_samples"
     )

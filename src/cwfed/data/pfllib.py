@@ -75,7 +75,7 @@ def _labels(y: Any) -> NDArray[np.int64]:
     with np.errstate(invalid="ignore"):
         labels: NDArray[np.int64] = y.astype(np.int64).reshape(-1)
     if (labels != y.reshape(-1)).any():
-        raise ValueError("its labels are no whole numbers")
+        raise ValueError("its labels are not whole numbers")
     return labels
 
 

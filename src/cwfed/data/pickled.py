@@ -127,7 +127,7 @@ class _Machine:
     def top(self, kind: type) -> Any:
         """The value on the stack, which must be of this kind."""
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise ValueError(f"something is done to what is no {kind.__name__.strip('_').lower()}")
+            raise ValueError(f"something is done to what is not a {kind.__name__.strip('_').lower()}")
         return self.stack[-1]
 
     def marked(self) -> list[Any]:
@@ -157,7 +157,7 @@ class _Machine:
         elif name in ("SETITEMS", "SETITEM"):
             pairs = self.marked() if name == "SETITEMS" else [self.pop(), self.pop()][::-1]
             if len(pairs) % 2 or any(type(key) is not str for key in pairs[::2]):
-                raise ValueError("the keys of a dict are no texts")
+                raise ValueError("the keys of a dict are not texts")
             self.top(dict).update(zip(pairs[::2], pairs[1::2], strict=True))
         elif name == "TUPLE":
             stack.append(tuple(self.marked()))
@@ -178,12 +178,12 @@ class _Machine:
             made = _made(function, arguments)
             self.room -= len(made) if isinstance(made, bytes) else 0
             if self.room < 0:
-                raise ValueError("it says the same bytes over and over")
+                raise ValueError("it repeats the same bytes without end")
             stack.append(made)
         elif name == "BUILD":
             _fill(*[self.pop(), stack[-1]][::-1])
         elif name not in ("PROTO", "FRAME"):
-            raise ValueError(f"{name} is nothing that an array needs")
+            raise ValueError(f"an array does not need {name}")
 
 
 def _known(module: Any, name: Any) -> _Name:

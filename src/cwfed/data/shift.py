@@ -44,7 +44,9 @@ def shifted(federation: Federation, kind: Shift, number: int, seed: int) -> Fede
     held = [np.concatenate([s.train, s.holdout, s.validation, s.test]) for s in federation.shards.values()]
     every = np.concatenate(held)
     if len(np.unique(every)) < len(every):
-        raise ConfigError(f'data.shift = "{kind}" cannot be: some samples of {data.name} belong to several clients')
+        raise ConfigError(
+            f'data.shift = "{kind}" is not possible: some samples of {data.name} belong to several clients'
+        )
     of_client = groups(len(held), number, seed)
     colours = 3 if kind == "colour" else data.inputs.shape[3]
     if data.inputs.shape[3] not in (1, colours):

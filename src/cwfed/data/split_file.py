@@ -74,7 +74,9 @@ def arrange(entries: list[Entry], samples: int, where: str = "the split") -> Spl
     if unknown := sorted(parts - {*PARTS, ""}):
         raise DataError(f"{where} has a part {unknown[0]!r}: {did_you_mean(unknown[0], PARTS)}")
     if "" in parts and len(parts) > 1:
-        raise DataError(f"{where} says of some samples which part they are in, and of others not: give all or none")
+        raise DataError(
+            f"{where} gives a part for some samples and none for others: give it for all samples or for none"
+        )
     held: dict[str, dict[str, list[int]]] = {}
     for (client, _, part), number in zip(entries, numbers, strict=True):
         held.setdefault(client, {}).setdefault(part, []).append(number)
@@ -103,7 +105,7 @@ def _number(entry: Entry, samples: int, where: str) -> int:
         if isinstance(given, bool | float):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{where}: client {client!r} has the sample {given!r}, which is no whole number") from None
+        raise DataError(f"{where}: client {client!r} has the sample {given!r}, which is not a whole number") from None
     if not 0 <= number < samples:
         raise DataError(f"{where}: client {client!r} has the sample {number}, and the samples are 0 to {samples - 1}")
     return number

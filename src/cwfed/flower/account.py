@@ -97,7 +97,7 @@ class Account:
         if epsilon > budget:
             raise RunError(
                 f"the privacy budget is spent: this round would bring epsilon to {epsilon:.2f} (delta {delta:g}), and "
-                f"{where} is {budget:g}; the client takes no further part"
+                f"{where} is {budget:g}; the client does not train any more"
             )
 
     @contextmanager
@@ -121,7 +121,7 @@ class Account:
             return {"trained": [], "histograms": {}, "epsilon": 0.0, "delta": self.privacy.delta}
         book = files.read_table(path)
         if not isinstance(book.get("trained"), list) or not isinstance(book.get("histograms"), dict):
-            raise RunError(f"{path} is no privacy account: put the one back that was there")
+            raise RunError(f"{path} is not a privacy account: restore the original file")
         return book
 
 

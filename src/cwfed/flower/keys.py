@@ -77,9 +77,9 @@ def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise CwfedError(f"{path} is no private key of an authority ({error})") from None
+        raise CwfedError(f"{path} is not the private key of an authority ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CwfedError(f"{path} is no private key of an authority of cwfed")
+        raise CwfedError(f"{path} is not the private key of an authority of cwfed")
     return key
 
 
@@ -90,10 +90,10 @@ def public_key(path: Path) -> str:
         key = serialization.load_ssh_public_key(line.encode())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise CwfedError(
-            f"{path} is no public key ({error}): a node's operator makes one with cwfed flower key"
+            f"{path} is not a public key ({error}): a node's operator makes one with cwfed flower key"
         ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise CwfedError(f"{path} is a key of another kind: Flower's nodes need ECDSA, as cwfed flower key makes")
+        raise CwfedError(f"{path} is not an ECDSA key: Flower's nodes need one, as cwfed flower key makes it")
     return " ".join(line.split()[:2])  # without the comment
 
 
@@ -118,9 +118,9 @@ def sign(bundle: bytes, path: Path) -> str:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise CwfedError(f"{path} is no key that signs apps ({error})") from None
+        raise CwfedError(f"{path} is not a key that signs apps ({error})") from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise CwfedError(f"{path} is no key that signs apps")
+        raise CwfedError(f"{path} is not a key that signs apps")
     now = int(datetime.datetime.now(datetime.UTC).timestamp())
     signature = key.sign(now.to_bytes(8, "big") + hashlib.sha256(bundle).digest())
     return json.dumps({"signed_at": now, "signature": base64.urlsafe_b64encode(signature).decode().rstrip("=")})

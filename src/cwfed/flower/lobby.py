@@ -176,6 +176,4 @@ class Lobby:
         self.members.public_keys |= {node: short_hash(key.hex()) for node, key in keys.items() if is_key in key}
         if not self.plan.federation.pin or self.members.public_keys or not is_first:
             return []
-        return [
-            "the nodes have no keys: a client's name belongs to whatever node uses it (federation.pin has no effect)"
-        ]
+        return ["the nodes have no keys: any node can use a client's name (federation.pin has no effect)"]

@@ -111,7 +111,7 @@ def bundle_of(folder: Path) -> bytes:
             warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
             return build_fab_from_disk(folder)
     except (OSError, ValueError) as error:
-        raise CwfedError(f"{folder} is no Flower app that can be built: {error}") from None
+        raise CwfedError(f"{folder} is not a Flower app that can be built: {error}") from None
 
 
 def _pyproject(name: str, package: str, plan: Plan) -> dict[str, Any]:

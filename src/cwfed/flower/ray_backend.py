@@ -40,9 +40,9 @@ from cwfed.flower.server import FederatedRun
 from cwfed.flower.site import Site
 from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.flower.work import KEPT, Worker
+from cwfed.runs.backend import Runner
 from cwfed.runs.checkpoint import Checkpoints
 from cwfed.runs.result import Result
-from cwfed.runs.session import Runner
 
 RESOURCES: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
 """Of an actor."""

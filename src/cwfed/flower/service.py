@@ -188,8 +188,8 @@ class Server(Programs):
         """Let a node in no longer."""
         path = self.folder / "nodes" / f"{check_name(name)}.pub"
         if not path.exists():
-            known = ", ".join(self.wished()) or "nobody"
-            raise CwfedError(f"{name} is not admitted here: {known} is")
+            known = ", ".join(self.wished()) or "none"
+            raise CwfedError(f"{name} is not admitted here; admitted nodes: {known}")
         path.unlink()
 
     def want(self) -> None:

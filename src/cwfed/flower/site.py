@@ -16,8 +16,9 @@ from cwfed import data as sources
 from cwfed.core.errors import ConfigError
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
-from cwfed.federation.config import Config, PrivacySection
+from cwfed.federation.config import Config
 from cwfed.federation.experiment import Blueprint, deal
+from cwfed.federation.sections import PrivacySection
 from cwfed.flower.account import Account
 from cwfed.flower.plan import Plan
 from cwfed.flower.work import Worker, data_key
@@ -62,7 +63,7 @@ def node_worker(plan: Plan, site: Site, client: int, run: str = "") -> Worker:
     elif len(data.fixed_split) == 1:
         shard = fixed_shard(number, data.fixed_split[0], seed, validation)
     else:
-        raise ConfigError(f"the data of {site.name} are those of {len(data.fixed_split)} clients: a node is one")
+        raise ConfigError(f"{site.name} has the data of {len(data.fixed_split)} clients, and a node is one client")
     federation = Federation(data, {client: shard})
     blueprint = Blueprint(config, federation.shape, data.classes, plan.clients)
     if held_out := blueprint.algorithm.held_out():
@@ -134,6 +135,6 @@ def _partition(config: Config, partition: int, partitions: int) -> Dataset:
     dealt = deal(config.model_copy(update={"data": section}))
     if partition not in dealt.shards:
         raise ConfigError(
-            f"the data are those of {len(dealt)} clients, and this node is partition {partition}: start as many"
+            f"the data have {len(dealt)} clients, and this node is partition {partition}: start {len(dealt)} nodes"
         )
     return of_client(dealt, partition)

@@ -167,8 +167,8 @@ class PersonalisedStrategy(Strategy):
 
     def _unanswered(self, tries: int, what: str) -> str:
         if tries >= FUTILE:
-            raise RunError(f"nobody answered {what} in {tries} tries of {self.plan.federation.timeout:g} seconds")
-        return f"nobody answered {what}: it is tried again"
+            raise RunError(f"no node answered {what} in {tries} tries of {self.plan.federation.timeout:g} seconds")
+        return f"no node answered {what}: it is tried again"
 
     def gather(self, grid: Grid) -> list[str]:
         """Wait until there are enough nodes; what changed among them, in sentences."""

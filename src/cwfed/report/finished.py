@@ -21,7 +21,7 @@ from cwfed.core.events import PhaseResult, Portrait, Round, Started
 from cwfed.core.files import sha256
 from cwfed.core.metrics import is_share
 from cwfed.core.types import PHASES, Phase
-from cwfed.data import classes_held_by_nobody
+from cwfed.data import missing_classes
 from cwfed.federation.config import FREE_TO_CHANGE, Config
 from cwfed.federation.settings import flat
 from cwfed.runs import archive
@@ -121,7 +121,7 @@ class RunRecord:
             about, chosen = self.manifest["data"], self.config.data
             held = int(self.histogram.sum())
             samples = chosen.samples or int(about.get("samples", held))
-            found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
+            found += missing_classes(self.histogram, about["classes"], samples, chosen.room)
         if release(made := self.manifest["versions"]["cwfed"]) != THIS:
             found.append(
                 f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)"
@@ -192,7 +192,9 @@ def _read(folder: RunFolder, label: str) -> RunRecord:
 def _read_manifest(folder: RunFolder) -> dict[str, Any]:
     manifest, facts = folder.read_json("manifest.json"), folder.facts()
     if any(len(row) != len(facts.data.classes) for row in facts.split.histogram):
-        raise RunError(f"{folder.path / 'manifest.json'} is damaged: its histogram does not have a column a class")
+        raise RunError(
+            f"{folder.path / 'manifest.json'} is damaged: its histogram does not have one column per class"
+        )
     made = facts.versions.get("cwfed", "an unknown version")
     if (when := release(made)) is None or when < FIRST_READ:
         raise RunError(f"{folder.path} was made by cwfed {made}, which this version, {__version__}, cannot read")
@@ -237,7 +239,7 @@ def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
     for path in map(Path, paths):
         if not path.is_dir() and not archive.is_archive(path):
             raise RunError(
-                f"{path} is no folder and no archive: give a run's folder, one with runs below it, or what cwfed export made"
+                f"{path} is neither a folder nor an archive: give a run's folder, one with runs below it, or what cwfed export made"
             )
         below = {file.parent for name in RUN_FILES for file in path.rglob(name)}
         below |= set(filter(archive.is_archive, path.rglob(f"*{archive.ENDING}")))
