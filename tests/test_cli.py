@@ -207,7 +207,7 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["algorithms", "fedavgg"], "did you mean fedavg"),
         (
             ["algorithms", "+owners"],
-            "owners is a plug-in: write it behind the algorithm that it changes, as in fedavg+prior",
+            "owners is a plug-in: write it after the algorithm that it changes, as in fedavg+prior",
         ),
         (["algorithms", "owners"], "owners is a plug-in"),
         (["algorithms", ""], "unknown algorithm ''"),

@@ -1,4 +1,4 @@
-"""Data sets, partitions and clients: the only package that reads foreign files."""
+"""Data sets, partitions and the clients' shares: the only package that reads data files of unknown origin."""
 
 from cwfed.data.clients import Federation, Samples, Shard, export, fixed_shard, of_client, share_out
 from cwfed.data.dataset import Dataset

@@ -1,12 +1,11 @@
-"""A split read from a file: which client holds which samples, as CSV or JSON.
+"""Reads a split from a file: which client holds which samples, as CSV or JSON.
 
     client,sample,part              {"anna": {"train": [0, 5, 7], "test": [3]},
     anna,0,train                     "ben":  {"train": [1, 2], "test": [4]}}
     ben,1,train
     ...                             or without parts: {"anna": [0, 3, 5, 7], "ben": [1, 2, 4]}, or a list of such
 
-The column `part` may be left out: then each client's samples are split as those of any partition. A sample that is not in the file is
-not used.
+Without the column `part`, each client's samples are split as in any partition. Samples that are not in the file are not used.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from cwfed.data.dataset import PARTS
 
 @dataclass(frozen=True)
 class Split:
-    """Who holds what: for each client its name and its sample numbers, by part where the file has parts."""
+    """For each client its name and its sample numbers, by part if the file has parts."""
 
     names: tuple[str, ...]
     shares: tuple[NDArray[np.int64], ...] = ()
     parts: tuple[tuple[NDArray[np.int64], ...], ...] = ()
-    """(train, test) or (train, validation, test), where the file has parts; then `shares` is empty."""
+    """(train, test) or (train, validation, test) of each client if the file has parts; then `shares` is empty."""
 
 
 LONGEST = 20
-"""Digits of a client's number: a longer one is a name."""
+"""Digits from which on a client's number is treated as a name."""
 Entry = tuple[str, Any, str]
 """A client, a sample number, a part ("" where there are none)."""
 
@@ -55,7 +54,7 @@ def read(path: Path, samples: int) -> Split:
 
 
 def arrange(entries: list[Entry], samples: int, where: str = "the split") -> Split:
-    """Entries as a split; what cannot be one is named.
+    """Entries as a split; DataError if they are not a possible one.
 
     >>> arrange([("b", 3, ""), ("a", 0, ""), ("b", 1, "")], 5).shares
     (array([0]), array([1, 3]))
