@@ -267,7 +267,10 @@ def test_a_client_without_test_samples_does_not_change_what_classes_are_called()
         ),
         (lambda: Dataset.from_arrays(np.zeros((2, 3)), [[1], [2, 3]]), "labels cannot be made into an array"),
         (lambda: Dataset.from_arrays(np.zeros((2, 3)), None), "labels must have an entry for each sample"),
-        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [0, 1], clients=[[1], [2, 3]]), "clients cannot be made into an array"),
+        (
+            lambda: Dataset.from_arrays(np.zeros((2, 3)), [0, 1], clients=[[1], [2, 3]]),
+            "clients cannot be made into an array",
+        ),
         (lambda: Dataset.from_clients([]), "must be a list or a dict with one client or more"),
         (lambda: Dataset.from_clients(5), "must be a list or a dict with one client or more"),
     ],

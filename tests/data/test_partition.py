@@ -109,13 +109,15 @@ def test_dirichlet_heterogeneity_falls_with_alpha():
     assert spread(0.05) > spread(0.5) > spread(50)
 
 
-def test_a_dirichlet_split_that_cannot_be_drawn_ends_in_an_error():
+@pytest.mark.parametrize(("clients", "draws"), [(20, 20_000), (50, 50)])
+def test_a_dirichlet_split_that_cannot_be_drawn_ends_in_an_error(clients, draws):
+    """After few draws where these leave dozens of clients with too little: 20,000 of 1,000 clients take most of a minute."""
     labels = np.repeat(np.arange(2), 100)
     with pytest.raises(
         DataError,
-        match=r"no Dirichlet\(0.01\) split over 50 clients .* 20000 draws \(the best gave 0\): .* data\.least_samples",
+        match=rf"no Dirichlet\(0.01\) split over {clients} clients .* in {draws} draws \(the best gave 0\): .* data\.least_samples",
     ):
-        partition(labels, PartitionSpec("dirichlet", 50, alpha=0.01), seed=0, classes=2)
+        partition(labels, PartitionSpec("dirichlet", clients, alpha=0.01), seed=0, classes=2)
 
 
 def test_iid_gives_everybody_the_same_number():

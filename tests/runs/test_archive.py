@@ -73,8 +73,14 @@ def test_the_command_exports_a_run_or_all_below_a_folder(run, tmp_path, monkeypa
     assert (tmp_path / "mine.cwfed").exists()
     shutil.copytree(run, tmp_path / "all" / "fedavg" / "seed-0")
     shutil.copytree(run, tmp_path / "all" / "local" / "seed-0")
+    shutil.copytree(run, tmp_path / "all" / "ditto" / "seed-0")
+    (tmp_path / "all" / "ditto" / "seed-0" / "summary.json").unlink()
     share.export(tmp_path / "all", tmp_path / "shared")
-    assert sorted(p.name for p in (tmp_path / "shared").iterdir()) == ["fedavg-seed-0.cwfed", "local-seed-0.cwfed"]
+    found = [str(path.relative_to(tmp_path / "shared")) for path in (tmp_path / "shared").rglob("*.cwfed")]
+    assert sorted(found) == ["fedavg/seed-0.cwfed", "local/seed-0.cwfed"]
+    assert "ditto/seed-0 is not finished" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(RunError, match="has no finished run"):
+        share.export(tmp_path / "all" / "ditto", tmp_path / "shared")
     for wrong, says in (
         (tmp_path / "x.zip", "ends with .cwfed"),
         (run / "config.toml" / "x.cwfed", "cannot be written"),

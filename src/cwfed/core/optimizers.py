@@ -100,6 +100,12 @@ class Adam:
         return after, kept
 
 
+def first_state(optimizer: Optimizer, params: Params, kept: Params) -> Params:
+    """The state that a pass begins with: what was kept of the last one, if that moved the same tensors; else a fresh one."""
+    fresh = optimizer.init(params)
+    return kept if kept.keys() == fresh.keys() else fresh
+
+
 def clipped(gradients: Params, most: float) -> Params:
     """The gradients, scaled back where together they are longer than `most`."""
     norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()

@@ -21,6 +21,8 @@ Indices = NDArray[np.int64]
 
 MAX_DRAWS = 20_000
 """The most Dirichlet draws: a spec that cannot be satisfied must end in an error, not in a loop."""
+FIRST_DRAWS, HOPELESS = 50, 30
+"""Where the first draws leave so many clients with too little, on average, no other draw will do: its chance is about exp(-30)."""
 MAX_FITS = 1000
 """The most steps of proportional fitting; it converges much earlier, unless sizes and mixes nearly contradict each other."""
 SMALLEST = 1e-9
@@ -137,8 +139,9 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
     clients, samples = spec.clients, len(labels)
     least = spec.least(samples)
     members = [np.flatnonzero(labels == k) for k in range(classes)]
-    fewest = 0
-    for _ in range(MAX_DRAWS):
+    fewest = short = draw = 0
+    while draw < MAX_DRAWS and (draw != FIRST_DRAWS or short < FIRST_DRAWS * HOPELESS):
+        draw += 1
         sizes = np.zeros(clients, dtype=np.int64)
         cuts = []
         for of_class in members:
@@ -151,10 +154,10 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
         if sizes.min() >= least:
             parts = [np.split(rng.permutation(m), c) for m, c in zip(members, cuts, strict=True)]
             return [np.concatenate(of_client) for of_client in zip(*parts, strict=True)]
-        fewest = max(fewest, int(sizes.min()))
+        fewest, short = max(fewest, int(sizes.min())), short + int((sizes < least).sum())
     raise DataError(
         f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave every client {ceil(least)} samples in "
-        f"{MAX_DRAWS} draws (the best gave {fewest}): use fewer clients, a larger alpha, more "
+        f"{draw} draws (the best gave {fewest}): use fewer clients, a larger alpha, more "
         "samples or a smaller data.least_samples"
     )
 

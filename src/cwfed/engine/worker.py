@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cwfed.algorithms import FedAvg
 from cwfed.core import augment
 from cwfed.core.augment import Augment
-from cwfed.core.optimizers import SGD, Optimizer, Schedule, clipped
+from cwfed.core.optimizers import SGD, Optimizer, Schedule, clipped, first_state
 from cwfed.core.rng import stream, torch_seed
 from cwfed.core.types import Batch, Loss, Params, Pass, Start, When
 from cwfed.data import Federation, Samples
@@ -192,8 +192,8 @@ class ClientWorker(LoadedNetwork):
         size = min(how.size(one), len(own))
         rate, lr = how.rate(one, round_), how.rate(Pass(), round_)
         is_bounded = one.low > -np.inf or one.high < np.inf
-        if not how.is_plain and not state:
-            state = how.optimizer.init({name: p.detach() for name, p in trained.items()})
+        if not how.is_plain:
+            state = first_state(how.optimizer, {name: p.detach() for name, p in trained.items()}, state)
         history: list[Tensor] = []
         ends: list[Tensor] = []
         for epoch in self.epochs(own, when, index, one, client, round_, how):

@@ -338,6 +338,7 @@ class Simulation(Experiment):
         """The same: in a simulation, progress has everything that clients keep."""
         return progress
 
+    @one_compute_thread()
     def welcome(self, progress: Progress) -> Newcomers | None:
         """Measure the models of clients that never took part."""
         if not self.newcomers:
@@ -352,12 +353,14 @@ class Simulation(Experiment):
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
         return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
 
+    @one_compute_thread()
     def newcomer_model(self, progress: Progress, class_counts: Sequence[float] | None) -> Params:
         """The model of a client that never took part, made with or without its label histogram."""
         counts = None if class_counts is None else mixing.histogram(class_counts, self.task.classes).tolist()
         model = self.completed(self.algorithm.newcomer(progress.server, counts))
         return model if counts is None else self.algorithm.predictor(model, counts, self.task)
 
+    @one_compute_thread()
     def final_model(self, progress: Progress, client: int) -> Params:
         """A client's complete personal model, of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})

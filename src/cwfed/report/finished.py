@@ -174,13 +174,11 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
 
     The summary is computed anew from the events and must be the one that was written. The path may be an archive (`archive`).
     """
-    if archive.is_archive(path):
-        with archive.opened(path) as scratch:
-            try:
-                return replace(read_run(scratch, label), path=Path(path))
-            except CwfedError as error:
-                raise RunError(str(error).replace(str(scratch), str(path))) from None
-    folder = RunFolder(path)
+    with archive.readable(path) as readable:
+        return replace(_read(RunFolder(readable), label), path=Path(path))
+
+
+def _read(folder: RunFolder, label: str) -> RunRecord:
     summary, happened = folder.result()
     manifest = _read_manifest(folder)
     config = folder.config_of_result()

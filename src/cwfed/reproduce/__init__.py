@@ -11,6 +11,7 @@ from cwfed.reproduce import protocol
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.runner import Estimate, Job, Workshop, estimate
 from cwfed.reproduce.spec import SCALES, Item, Scale, Setup, find, items, ran
+from cwfed.runs import archive
 from cwfed.runs.folder import RunFolder
 
 __all__ = [
@@ -46,7 +47,7 @@ def judge(item: Item, workshop: Workshop) -> Outcome:
         _name_what_ran(outcome, setups)
         if workshop.scale == "smoke":
             _say_nothing(outcome)
-    outcome.runs = [job.folder.relative_to(workshop.folder) for job in jobs]
+    outcome.runs = [job.place.relative_to(workshop.folder) for job in jobs]
     outcome.command = workshop.command(item)
     return outcome
 
@@ -84,7 +85,7 @@ def write_overview(workshop: Workshop) -> None:
 
 def _changed(run: Path) -> int:
     """A number that differs when the run has been made again."""
-    summary = run / "summary.json"
+    summary = run if archive.is_archive(run) else run / "summary.json"
     return summary.stat().st_mtime_ns if summary.exists() else 0
 
 
@@ -94,12 +95,13 @@ def _origin(path: Path, changed: int) -> dict[str, Any]:
 
     The overview is written after every table, of the same runs again: each is read once.
     """
-    folder = RunFolder(path)
     try:
-        manifest = folder.read_json("manifest.json", "data", "split")
-        reported = folder.read_json("summary.json", "reported")["reported"]
-        hashes = {what: manifest[what]["digest"] for what in ("data", "split")}
-        config = folder.config().model_dump()
+        with archive.readable(path) as readable:
+            folder = RunFolder(readable)
+            manifest = folder.read_json("manifest.json", "data", "split")
+            reported = folder.read_json("summary.json", "reported")["reported"]
+            hashes = {what: manifest[what]["digest"] for what in ("data", "split")}
+            config = folder.config().model_dump()
     except CwfedError as error:  # removed or damaged since it was used
         return {"unreadable": str(error)}
     short = {key: value for key, value in manifest.items() if key not in ("data", "split")}

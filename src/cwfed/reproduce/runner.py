@@ -16,7 +16,7 @@ from cwfed.core.events import Event, Round
 from cwfed.federation.config import Config, with_settings
 from cwfed.report.finished import RunRecord, read_run
 from cwfed.reproduce.spec import Item, Row, Scale, Setup, find
-from cwfed.runs import memory, session
+from cwfed.runs import archive, memory, session
 from cwfed.runs.compare import Entry, with_algorithm
 from cwfed.runs.folder import RunFolder
 
@@ -49,13 +49,24 @@ class Job:
         return self.row.label + (f", seed {self.seed}" if self.seed else "") + f" on {self.setup.title}"
 
     @property
+    def place(self) -> Path:
+        """Where the run is: its folder, or beside that the archive that `cwfed export` made of it."""
+        packed = self.folder.with_name(self.folder.name + archive.ENDING)
+        return packed if archive.is_archive(packed) and not RunFolder(self.folder).exists else self.folder
+
+    @property
     def state(self) -> str:
-        """The state: finished, begun or new; a run with fewer rounds than wanted is begun."""
-        folder = RunFolder(self.folder)
-        if not folder.exists:
-            return "new"
-        whole = folder.rounds_done() >= self.config.train.rounds
-        return "finished" if whole else "begun"
+        """The state: finished, begun or new. A run with fewer rounds than wanted is begun; as an archive it is new, since it cannot be resumed."""
+        with archive.readable(self.place) as path:
+            folder = RunFolder(path)
+            if folder.rounds_done() >= self.config.train.rounds:
+                return "finished"
+            return "begun" if folder.exists and path == self.folder else "new"
+
+    def check_same(self) -> None:
+        """RunError if the run is another experiment."""
+        with archive.readable(self.place) as path:
+            RunFolder(path).check_same(self.config)
 
 
 class Workshop:
@@ -109,9 +120,9 @@ class Workshop:
     def records(self, setup: Setup, row: Row) -> list[RunRecord]:
         """The finished runs of one method in one setting."""
         try:
-            return [read_run(job.folder, row.label) for job in self.jobs_of(setup, row)]
+            return [read_run(job.place, row.label) for job in self.jobs_of(setup, row)]
         except RunError as error:
-            raise RunError(f"{error}; remove that folder, the same command runs it again") from None
+            raise RunError(f"{error}; remove that, the same command runs it again") from None
 
     def carry_out(
         self,
@@ -121,7 +132,11 @@ class Workshop:
     ) -> None:
         """Run what is not finished; interrupted runs are resumed."""
         for job in self.jobs(item):
-            session.run(job.config, job.folder, resume=True, data_dir=self.data_dir, on_event=on_run(job))
+            listener = on_run(job)
+            if job.place != job.folder and job.state == "finished":
+                job.check_same()
+            else:
+                session.run(job.config, job.folder, resume=True, data_dir=self.data_dir, on_event=listener)
             on_done(job)
 
     def require(self, item: Item) -> None:
@@ -135,7 +150,7 @@ class Workshop:
             )
         for job in jobs:
             if job.state == "finished":
-                RunFolder(job.folder).check_same(job.config)
+                job.check_same()
 
     def command(self, item: Item) -> str:
         """The command that makes a table or figure here."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cwfed.core import files
-from cwfed.core.errors import RunError
+from cwfed.core.errors import CwfedError, RunError
 from cwfed.federation.config import MOST_BYTES as MOST_CONFIG
 from cwfed.runs.folder import RunFolder
 
@@ -93,6 +93,19 @@ def opened(path: str | Path) -> Iterator[Path]:
         for name, content in contents.items():
             (Path(scratch) / name).write_bytes(content)
         yield Path(scratch)
+
+
+@contextmanager
+def readable(path: str | Path) -> Iterator[Path]:
+    """A run as a folder, whichever of the two it is; errors name the archive, not the scratch folder that it is unpacked to."""
+    if not is_archive(path):
+        yield Path(path)
+        return
+    with opened(path) as scratch:
+        try:
+            yield scratch
+        except CwfedError as error:
+            raise RunError(str(error).replace(str(scratch), str(path))) from None
 
 
 def read(path: str | Path) -> dict[str, bytes]:
