@@ -132,12 +132,15 @@ class Portrait:
     received: list[list[float]]
     """Norms of the output layer's rows (clients x classes) of the models as the server hands them out next."""
     trained: list[list[float] | None]
-    """The same after the last local training, as uploaded; None for a client that did not take part and keeps no model."""
+    """The same of the models after the last local training; None for a client that did not take part and keeps no model."""
     mixture: list[list[float] | None] | None
     """The shares of the last uploads, in the order of `participants`, in the output layer that each client is handed out. A row is None if
     the layer is not a mixture of them; all is None if there are too few numbers or too many uploads to find out."""
     classes: list[list[float]] | None
     """Row norms of the class models (class models x classes), for algorithms that have them."""
+    sent: list[list[float] | None] | None = None
+    """Row norms as uploaded in the last round, which p~ is read from; None for a client that sat out. All is None where no output layer
+    is uploaded, and in runs of earlier versions."""
 
 
 @dataclass(frozen=True)

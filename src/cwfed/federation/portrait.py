@@ -48,6 +48,7 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
     found = is_uploaded and 0 < len(participants) <= most and mixing.unmix(handed_out, stack[name].double())
     if found:
         mixture = [_digits(row) if is_one else None for row, is_one in zip(*found, strict=True)]
+    sent = [_digits(stack[name][rows[c]].double().norm(dim=1)) if c in rows else None for c in clients]
     return Portrait(
         clients=clients,
         distribution=[_digits(row) for row in simulation.true_distributions(clients)],
@@ -55,6 +56,7 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
         trained=[trained(client) for client in clients],
         mixture=mixture,
         classes=None if classes is None else [_digits(norms) for norms in classes.double().norm(dim=2)],
+        sent=sent if is_uploaded else None,
     )
 
 

@@ -244,10 +244,11 @@ def nearness(record: RunRecord) -> str:
 
 
 def read_distributions(record: RunRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-    """p and p~ of all portrayed clients that trained, flat."""
+    """p and p~ of the portrayed clients that trained last, flat: of what they sent, or of their models where no output layer is sent."""
     portrait = record.portrait
     assert portrait is not None
-    rows = [(p, norms) for p, norms in zip(portrait.distribution, portrait.trained, strict=True) if norms]
+    read = portrait.trained if portrait.sent is None else portrait.sent
+    rows = [(p, norms) for p, norms in zip(portrait.distribution, read, strict=True) if norms]
     p = np.array([p for p, _ in rows])
     lengths = np.array([norms for _, norms in rows]).reshape(p.shape)
     return p.ravel(), (lengths / lengths.sum(-1, keepdims=True).clip(1e-12)).ravel()

@@ -24,11 +24,11 @@ def phases(item: Item, workshop: Workshop) -> Outcome:
     """Methods x settings in both phases, best round on test, with curves: of the runs that are finished."""
     result = Outcome(item, workshop.scale)
     columns: list[list[Cell]] = []
-    pairs, panels, lacking = Pairs(), [], []
+    pairs, panels, lacking = Pairs(), [], dict[str, list[str]]()
     for at, setup in enumerate(workshop.setups(item)):
         jobs = {row.label: workshop.jobs_of(setup, row) for row in item.rows}
         there = [row for row in item.rows if all(job.state == "finished" for job in jobs[row.label])]
-        lacking += [f"{setup.title}: {row.label}" for row in item.rows if row not in there]
+        lacking[setup.title] = [row.label for row in item.rows if row not in there]
         methods = {row.label: Method(row.label, workshop.records(setup, row)) for row in there}
         known = [row for row in there if row.published]
         judged = judge(
@@ -45,13 +45,14 @@ def phases(item: Item, workshop: Workshop) -> Outcome:
         if methods:
             published = {row.label: parse(row.published[at]).mean for row in known}
             panels.append((Group(setup.title, list(methods.values())), published))
-    result.rows = [(row.label, [column[i] for column in columns]) for i, row in enumerate(item.rows)]
+    rows = [(row.label, [column[i] for column in columns]) for i, row in enumerate(item.rows)]
+    result.rows = [(label, cells) for label, cells in rows if any(cell.ours for cell in cells)]
     result.pairs, result.claims = pairs, [order_claim(pairs)]
     if panels:  # seeds may be finished, and no method with all of them
         result.pictures = {item.name: curves(panels)}
     result.notes = [f"{BEST_ROUND} The paper's number stands beside the phase on which the method is reported."]
-    if lacking:
-        result.notes.append(f"Not run (or not to the end): {'; '.join(lacking)}.")
+    if missing := [f"{title}: {', '.join(labels)}" for title, labels in lacking.items() if labels]:
+        result.notes.append(f"Not run (or not to the end): {'; '.join(missing)}.")
     return result
 
 
