@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from cwfed import algorithms
 from cwfed.core import files, metrics, optimizers
 from cwfed.core.augment import Augment
-from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.errors import ConfigError, did_you_mean, reason
 from cwfed.data.partition import NAMES as PARTITIONS
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.shift import Shift
@@ -513,10 +513,9 @@ def _sentence(error: Any) -> str:
         elsewhere = [name for name in SETTINGS if name.rpartition(".")[2] == key]  # such as lr for train.lr
         hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
         return f"unknown setting {where}: {hint}"
-    message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
-        return str(message)
-    return f"{where} = {error['input']!r} is not possible: {message[0].lower()}{message[1:]}"
+        return str(error["msg"].removeprefix("Value error, "))
+    return f"{where} = {error['input']!r} is not possible: {reason(error)}"
 
 
 def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
@@ -551,7 +550,14 @@ def read(path: str | Path) -> str:
     try:
         return files.read_text(path, MOST_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"the config file {path} does not exist") from None
+        hint = f": the preset of that name is {preset.PREFIX}{path}" if str(path) in preset.shipped() else ""
+        raise ConfigError(f"the config file {path} does not exist{hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"the config file {path} is a folder: give the file in it, such as {path}/config.toml"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the config file {path} is no text in UTF-8") from None
     except TypeError:
         raise ConfigError(
             f"the path of a config file is a text, not {path!r}: settings=[...] takes settings"
