@@ -41,6 +41,7 @@ def test_set_understands_toml_values_and_bare_words():
     )
     assert (config.train.rounds, config.data.name, config.data.balanced) == (7, "mnist", True)
     assert (config.data.path, config.algorithm["layers"]) == ("a b", 2)
+    assert load(None, ["data.feature_columns=[a, b c]"]).data.feature_columns == ["a", "b c"]
 
 
 def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_path):

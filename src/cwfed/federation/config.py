@@ -620,9 +620,11 @@ def current_name(key: str) -> str:
 
 
 def parse_value(raw: str) -> Any:
-    """A TOML value; what is none is text, so quotes are not needed."""
+    """A TOML value; what is none is text, or a list of them, so quotes are not needed."""
     try:
         table = _toml(f"value = {raw}")
     except (ValueError, RecursionError):
+        if raw.startswith("[") and raw.endswith("]") and "[" not in raw[1:]:  # a list whose quotes a shell took away
+            return [parse_value(part.strip()) for part in raw[1:-1].split(",")]
         return raw
     return table["value"] if len(table) == 1 else raw  # not a whole file behind a line break
