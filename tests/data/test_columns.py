@@ -259,15 +259,18 @@ def test_a_client_without_test_samples_does_not_change_what_classes_are_called()
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (lambda: Dataset.from_arrays([[1.0, 2.0], [3.0]], [0, 1]), "inputs are no array"),
+        (lambda: Dataset.from_arrays([[1.0, 2.0], [3.0]], [0, 1]), "inputs cannot be made into an array"),
         (lambda: Dataset.from_arrays(5, [0]), "inputs must have an entry for each sample, and there is only 5"),
         (
             lambda: Dataset.from_arrays(torch.zeros(2, 3, dtype=torch.bfloat16), [0, 1]),
             "inputs cannot be made into an array: .*BFloat16",
         ),
-        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [[1], [2, 3]]), "labels are no array"),
+        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [[1], [2, 3]]), "labels cannot be made into an array"),
         (lambda: Dataset.from_arrays(np.zeros((2, 3)), None), "labels must have an entry for each sample"),
-        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [0, 1], clients=[[1], [2, 3]]), "clients are no array"),
+        (
+            lambda: Dataset.from_arrays(np.zeros((2, 3)), [0, 1], clients=[[1], [2, 3]]),
+            "clients cannot be made into an array",
+        ),
         (lambda: Dataset.from_clients([]), "must be a list or a dict with one client or more"),
         (lambda: Dataset.from_clients(5), "must be a list or a dict with one client or more"),
     ],

@@ -1,4 +1,4 @@
-"""One side of a race, in a process of its own: it measures whenever it is told to.
+"""One side of a comparison, in a process of its own, which measures on request.
 
     python -m cwfed.benchmark.contestant reference|loop|auto WORKLOAD SAMPLES
 
@@ -102,7 +102,7 @@ def _aggregation(simulation: Simulation) -> Measure:
 
 
 def _memory(what: str) -> int:
-    """A figure of /proc/self/status in bytes; 0 where there is none."""
+    """A value of /proc/self/status in bytes; 0 if there is none."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -20,7 +20,7 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("list")
 def data_list(as_json: JsonOption = False) -> None:
-    """The data sets that have a name."""
+    """List the data sets that have a name."""
     from cwfed.data.from_hub import HUB
 
     named = [("digits", "inside scikit-learn", "images 8 x 8, always there")]
@@ -54,7 +54,7 @@ def data_show(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who holds what: samples of each class at each client."""
+    """Show which client holds what: samples of each class at each client."""
     from cwfed.data import missing_data
     from cwfed.federation.experiment import deal
 

@@ -98,7 +98,7 @@ def compare(
     log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run several algorithms and seeds; one table, one page. Finished runs are reused, interrupted ones are resumed."""
+    """Run several algorithms and seeds, for one table and one page. Finished runs are reused, interrupted ones are resumed."""
     show = Show(quiet, log, as_json)
     _compare(
         load_config(config, set_ or []), algorithms, seeds, out_dir, show, data_dir, track or (), jobs, set_ or []
@@ -109,7 +109,7 @@ def compare(
 def demo(
     out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs and the report.")] = Path("demo"),
 ) -> None:
-    """FedAvg against cwFedAvg on the digits inside scikit-learn: about a minute, a table and a page."""
+    """Compare FedAvg with cwFedAvg on the digits of scikit-learn: about a minute, a table and a page."""
     from cwfed.federation import config as configs
 
     out.print(
@@ -159,7 +159,7 @@ def bench(
     ] = Path("bench"),
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the engines side by side with published-style code, or with PFLlib: ratios, JSON, one picture.
+    """Compare the speed of the engines with code written as published code is, or with PFLlib: ratios, JSON, one picture.
 
     Against PFLlib: the same split, model, initial weights and settings, five rounds unless --set train.rounds=N, each program in processes
     of its own, in turn; seconds per round, peak memory and accuracy of both. The checkout is only read.

@@ -26,7 +26,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """A small archive of a finished run: config, manifest, events, summary and their checksums; no models."""
+    """Write a small archive of a finished run: config, manifest, events, summary and their checksums; no models."""
     from cwfed.report.finished import folders, go_on
     from cwfed.report.tables import size
     from cwfed.runs import archive
@@ -63,7 +63,7 @@ def leaderboard(
     title: Annotated[str, typer.Option(help="The page's title.")] = "Leaderboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Tables and a page of many people's runs: their checksums are checked, and only what can be compared is ranked together."""
+    """Make tables and a page of many people's runs. Checksums are verified, and only comparable runs are ranked together."""
     from cwfed.report import leaderboard as boards
 
     found, left_out = boards.collect(places)
@@ -111,7 +111,7 @@ def pull(
     out_dir: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder.")] = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit; default: main.")] = None,
 ) -> None:
-    """Get a run from the hub: its numbers are checked, nothing of it is run."""
+    """Get a run from the hub. Its numbers are checked; none of its code is run."""
     from cwfed.runs import hub as pulling
 
     found = pulling.pull(repo, out_dir or Path("runs") / repo.replace("/", "-"), revision=revision)

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Result
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import Event, Newcomers, Note, Round, Started
 from cwfed.federation import manifest
+from cwfed.federation.config import Config
 from cwfed.federation.rounds import FinalModels, Progress, one_compute_thread
 from cwfed.federation.simulation import TRIED
 from cwfed.flower import logs
@@ -157,15 +158,7 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
     tracked = tracking(names_in(federation.track), folder.path, run.config)
     with folder.locked(), tracked as track:
         if folder.exists:
-            folder.check_same(strategy.config)
-            stored = folder.read_json("summary.json", "rounds") if folder.finished else {"rounds": 0}
-            done = stored["rounds"]
-            if "stopped" in stored:
-                raise RunError(f"{folder.path} holds a finished run, {stored['stopped']}: set federation.out")
-            if done >= strategy.config.train.rounds:
-                raise RunError(
-                    f"{folder.path} holds a finished run of {done} rounds: set train.rounds or federation.out"
-                )
+            _check_folder(folder, strategy.config)
         try:
             session.record(run, folder, on_event, track)
         except OSError as error:
@@ -175,6 +168,18 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
                 folder.append(Note(f"the run was broken off: {error}", logs.now()))
             raise
     return result
+
+
+def _check_folder(folder: RunFolder, config: Config) -> None:
+    """RunError unless the run in a folder is the same experiment and has rounds left."""
+    folder.check_same(config)
+    stored = folder.read_json("summary.json", "rounds") if folder.finished else {"rounds": 0}
+    if "stopped" in stored:
+        raise RunError(f"{folder.path} holds a finished run, {stored['stopped']}: set federation.out")
+    if stored["rounds"] >= config.train.rounds:
+        raise RunError(
+            f"{folder.path} holds a finished run of {stored['rounds']} rounds: set train.rounds or federation.out"
+        )
 
 
 def sentence(event: Round, rounds: int) -> str:

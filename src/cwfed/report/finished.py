@@ -1,4 +1,4 @@
-"""Finished runs, read back for reports: only whole ones, and only what their folders say."""
+"""Reads finished runs for reports: only complete ones, and only from their folders."""
 
 from __future__ import annotations
 
@@ -90,17 +90,17 @@ class RunRecord:
 
     @property
     def portrait(self) -> Portrait | None:
-        """The models at the end; runs of earlier versions have none."""
+        """The portrait of the models at the end; None for runs of earlier versions."""
         return self.rounds[-1].portrait
 
     @property
     def class_names(self) -> list[str]:
-        """As the data set has them."""
+        """The names of the classes in the data set."""
         return [str(name) for name in self.manifest["data"]["classes"]]
 
     @property
     def histogram(self) -> NDArray[np.int64]:
-        """Samples of each client by class; empty where only the clients know it."""
+        """Samples of each client by class; empty if only the clients know them."""
         return np.asarray(self.manifest["split"]["histogram"])
 
     @cached_property
@@ -115,7 +115,7 @@ class RunRecord:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its numbers should know; runs of earlier versions did not say which classes nobody holds."""
+        """The run's notes; for runs of earlier versions also that no client holds some classes."""
         found = list(self.summary.notes)
         if self.histogram.size:
             about, chosen = self.manifest["data"], self.config.data
@@ -150,7 +150,7 @@ class RunRecord:
         return 100 * value if value is not None and is_share(name) else value
 
     def along(self, x: Horizontal) -> list[float]:
-        """Where each round ends: its number, or the bytes or seconds up to there."""
+        """The x of each round: its number, or the bytes or seconds up to its end."""
         if x == "round":
             return [float(r.round) for r in self.rounds]
         if x == "bytes":
@@ -206,7 +206,7 @@ def _read_manifest(folder: RunFolder) -> dict[str, Any]:
 def _check_together(
     folder: RunFolder, config: Config, manifest: dict[str, Any], started: Started, rounds: Sequence[Round]
 ) -> None:
-    """Config, manifest and events must be of one run."""
+    """RunError unless config, manifest and events belong to one run."""
     facts = [
         (config.algorithm_name, config.run.seed),
         (manifest["algorithm"], manifest["seed"]),
@@ -234,7 +234,7 @@ class LeftOut:
 
 
 def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Run folders and archives among and below the given ones, each once; a folder that lost a file is still one."""
+    """Run folders and archives among and below the given paths, each once; a folder that has lost a file still counts."""
     seen = set()
     for path in map(Path, paths):
         if not path.is_dir() and not archive.is_archive(path):
@@ -274,7 +274,7 @@ def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]
 
 
 def why_left_out(path: Path, error: CwfedError) -> str:
-    """In a sentence: what is wrong with a run that cannot be read."""
+    """A sentence about what is wrong with a run that cannot be read."""
     folder = RunFolder(path)
     if folder.finished or archive.is_archive(path):
         return str(error)

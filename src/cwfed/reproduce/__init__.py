@@ -1,4 +1,4 @@
-"""Every table and figure of the paper: `paper/` says what they are, the modules here run and judge them."""
+"""The tables and figures of the paper: `paper/` describes them, the modules here run and judge them."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ EXACT = ("memory", "hyperparameters", "pathways", "aggregation")
 
 
 def judge(item: Item, workshop: Workshop) -> Outcome:
-    """The table or figure from its finished runs; an error with the command where some are missing."""
+    """A table or figure from its finished runs; RunError with the command that makes them if some are missing."""
     from cwfed.reproduce import paper_tables, pictures
 
     workshop.require(item)
@@ -53,7 +53,7 @@ def judge(item: Item, workshop: Workshop) -> Outcome:
 
 
 def _name_what_ran(outcome: Outcome, setups: list[Setup]) -> None:
-    """A heading names the paper's data; where others stand in for them, it says so."""
+    """Name the data in headings if other data replace the paper's."""
     if used := sorted({ran(setup.config) for setup in setups if setup.stand_in}):
         outcome.title = f"{outcome.title}; run on {', '.join(used)}, not on the paper's data"
 
@@ -70,7 +70,7 @@ def _say_nothing(outcome: Outcome) -> None:
 
 
 def write_overview(workshop: Workshop) -> None:
-    """All results of a scale that are there, in the paper's order, in one document, and where their numbers come from."""
+    """Write one document with all results of a scale that exist, in the paper's order, and where their numbers come from."""
     folder = workshop.folder / "results"
     names = [name for name in items() if (folder / f"{name}.md").exists()]
     text = "\n".join((folder / f"{name}.md").read_text(encoding="utf-8") for name in names)
@@ -84,7 +84,7 @@ def write_overview(workshop: Workshop) -> None:
 
 
 def _changed(run: Path) -> int:
-    """Another number whenever the run was made anew."""
+    """A number that differs when the run has been made again."""
     summary = run if archive.is_archive(run) else run / "summary.json"
     return summary.stat().st_mtime_ns if summary.exists() else 0
 

@@ -57,7 +57,7 @@ def phases(item: Item, workshop: Workshop) -> Outcome:
 
 
 def _cell(method: Method | None, phase: Phase, judged: Cell | None) -> Cell:
-    """What a method has in a phase; beside the one on which it is reported the paper's number and what to think of it."""
+    """A method's result in a phase; in the phase on which it is reported, with the paper's number and a verdict."""
     if method is None:
         return Cell(None)
     if judged is not None and method.phase == phase:
@@ -66,7 +66,7 @@ def _cell(method: Method | None, phase: Phase, judged: Cell | None) -> Cell:
 
 
 def curves(panels: Sequence[tuple[Group, dict[str, float]]]) -> Figure:
-    """Accuracy over the rounds, a line of panels for each phase; the paper's final numbers at the right edge."""
+    """Accuracy over the rounds, one row of panels per phase; the paper's final numbers are at the right edge."""
     figure = Figure(figsize=(4.2 * len(panels) + 2.6, 7), layout="constrained")
     grid = figure.subplots(len(PHASES), len(panels), squeeze=False, sharey="col")
     shown: dict[str, Artist] = {}

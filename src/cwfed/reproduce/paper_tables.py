@@ -1,4 +1,4 @@
-"""The paper's tables: one function a kind, from a spec and its runs to an outcome."""
+"""The paper's tables: one function per kind, from a spec and its runs to an outcome."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For progress bars; what tells runs apart comes first, a narrow terminal cuts off the end."""
+        """A title for progress bars. The part that differs comes first, because a narrow terminal cuts off the end."""
         return self.row.label + (f", seed {self.seed}" if self.seed else "") + f" on {self.setup.title}"
 
     @property
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """finished, begun or new; a run with fewer rounds than wanted is only begun (an archive cannot be resumed: new)."""
+        """The state: finished, begun or new. A run with fewer rounds than wanted is begun; as an archive it is new, since it cannot be resumed."""
         with archive.readable(self.place) as path:
             folder = RunFolder(path)
             if folder.rounds_done() >= self.config.train.rounds:
@@ -64,13 +64,13 @@ class Job:
             return "begun" if folder.exists and path == self.folder else "new"
 
     def check_same(self) -> None:
-        """An error where what was run is another experiment."""
+        """RunError if the run is another experiment."""
         with archive.readable(self.place) as path:
             RunFolder(path).check_same(self.config)
 
 
 class Workshop:
-    """A scale's runs: where they lie, and how to get at them. Tables and figures share runs."""
+    """The runs of a scale, and their folders. Tables and figures share runs."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Workshop:
         on_run: Callable[[Job], Callable[[Event], None]],
         on_done: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        """Run what is not finished yet; what was broken off goes on."""
+        """Run what is not finished; interrupted runs are resumed."""
         for job in self.jobs(item):
             listener = on_run(job)
             if job.place != job.folder and job.state == "finished":
@@ -173,7 +173,7 @@ class Estimate:
     traffic: float
     """Bytes that would travel in a real federation."""
     memory: int
-    """Bytes at the peak of the short round, which loaded the whole data set and had a model for every client."""
+    """Peak memory of the short round, which loads the whole data set and has a model for every client."""
 
     def for_job(self, job: Job) -> Estimate:
         """What is left of a job that was begun or finished."""
@@ -226,7 +226,7 @@ def _short_round(
 
 
 def _done(job: Job) -> float:
-    """The share of a job's rounds that is there already."""
+    """The share of a job's rounds that is done already."""
     folder = RunFolder(job.folder)
     if not (job.folder / "events.jsonl").exists():
         return 0.0

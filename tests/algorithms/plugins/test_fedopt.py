@@ -94,8 +94,8 @@ def test_running_statistics_are_averaged_and_not_stepped():
         ("fedavg+fedopt", {"tau": 0.0}, "server_lr and tau must be above 0"),
         ("fedavg+fedopt", {"server_momentum": 1.0}, "below 1"),
         ("fedavg+fedopt", {"server_decay": -0.1}, "at least 0"),
-        ("cwfedavg+fedopt", {}, "cannot stand over cwfedavg: it makes a step from FedAvg's one model"),
-        ("local+fedopt", {}, "cannot stand over local"),
+        ("cwfedavg+fedopt", {}, "cannot be added to cwfedavg: it makes a step from FedAvg's one model"),
+        ("local+fedopt", {}, "cannot be added to local"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(name, settings, says):
