@@ -89,6 +89,24 @@ class Forgetful(FedAvg):
 
     hook: str = "begin"
 
+    def init(self, fresh, task):
+        return None if self.hook == "init" else super().init(fresh, task)
+
+    def uploaded(self, names, task):
+        return "output" if self.hook == "uploaded" else super().uploaded(names, task)
+
+    def keeps(self, names, task):
+        return ("output.wieght",) if self.hook == "keeps" else super().keeps(names, task)
+
+    def loss(self, *given):
+        return super().loss(*given).loss if self.hook == "loss" else super().loss(*given)
+
+    def penalty(self, *given):
+        return None if self.hook == "penalty" else super().penalty(*given)
+
+    def finish(self, params, start, data):
+        return None if self.hook == "finish" else super().finish(params, start, data)
+
     def send(self, state, client):
         return None if self.hook == "send" else super().send(state, client)
 
@@ -96,7 +114,11 @@ class Forgetful(FedAvg):
         return None if self.hook == "personal" else super().personal(got, own, data)
 
     def begin(self, got, own, data):
-        return None if self.hook == "begin" else super().begin(got, own, data)
+        start = super().begin(got, own, data)
+        changed = {"shape": lambda w: w.flatten(), "numpy": lambda w: w.numpy()}.get(self.hook)
+        if changed:
+            return Start({name: changed(w) for name, w in start.params.items()})
+        return None if self.hook == "begin" else start
 
     def passes(self, when, task, start):
         found = super().passes(when, task, start)
@@ -119,6 +141,14 @@ class Forgetful(FedAvg):
         ("passes", r"Forgetful\.passes must return a tuple of Pass, not NoneType"),
         ("a pass", r"Forgetful\.passes must return a tuple of Pass, not NoneType"),
         ("list", r"Forgetful\.passes must return a tuple of Pass, not list"),
+        ("init", r"Forgetful\.init must return the state, a dict, not NoneType"),
+        ("uploaded", r"Forgetful\.uploaded must return a tuple of names, not str"),
+        ("keeps", r"Forgetful\.keeps names 'output\.wieght', which the model lacks: did you mean output\.weight"),
+        ("loss", r"Forgetful\.loss must return a Loss, not Tensor"),
+        ("penalty", r"the loss of Forgetful must be two numbers \(loss and penalty\), one of them is NoneType"),
+        ("finish", r"Forgetful\.finish must return a dict of tensors by name, not NoneType"),
+        ("shape", r"Forgetful\.begin returns fc\.weight in the shape \(1024,\); the network's is \(16, 64\)"),
+        ("numpy", r"Forgetful\.begin must return tensors, fc\.weight too, not ndarray"),
         ("aggregate", r"Forgetful\.aggregate must return the new state, a dict, not NoneType"),
     ],
 )
@@ -129,6 +159,19 @@ def test_a_hook_that_returns_something_else_is_one_sentence(hook, says, engine):
                 small(f"algorithm.name={__name__}:Forgetful", f"algorithm.hook={hook}", f"run.engine={engine}")
             )
         )
+
+
+@dataclass(frozen=True)
+class OtherArguments(FedAvg):
+    def begin(self, got):
+        return Start(got.model)
+
+
+def test_a_hook_that_takes_other_arguments_is_one_sentence():
+    with pytest.raises(
+        ConfigError, match=r"OtherArguments\.begin is called as begin\(got, own, data\), and does not fit"
+    ):
+        small(f"algorithm.name={__name__}:OtherArguments").build_algorithm()
 
 
 @dataclass(frozen=True)

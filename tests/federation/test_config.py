@@ -41,6 +41,7 @@ def test_set_understands_toml_values_and_bare_words():
     )
     assert (config.train.rounds, config.data.name, config.data.balanced) == (7, "mnist", True)
     assert (config.data.path, config.algorithm["layers"]) == ("a b", 2)
+    assert load(None, ["data.feature_columns=[a, b c]"]).data.feature_columns == ["a", "b c"]
 
 
 def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_path):
@@ -58,6 +59,19 @@ def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_
         ("lr=1", "unknown setting lr: did you mean train.lr"),
         ("train.seed=1", "unknown setting train.seed: did you mean run.seed"),
         ("trian.lr=1", "unknown setting trian: did you mean train"),
+        ("train=3", "train = 3 is not possible: it must be a section, with settings of its own"),
+        ("train.lr=fast", "train.lr = 'fast' is not possible: it must be a number"),
+        ("train.lr=nan", "train.lr = nan is not possible: it must be a finite number"),
+        ("train.lr=0", "train.lr = 0 is not possible: it must be above 0"),
+        ("train.rounds=1.5", "train.rounds = 1.5 is not possible: it must be a whole number"),
+        ("train.rounds=-1", "train.rounds = -1 is not possible: it must be at least 1"),
+        ("data.balanced=maybe", "data.balanced = 'maybe' is not possible: it must be true or false"),
+        ("data.path=[1]", "data.path = [1] is not possible: it must be a text"),
+        (
+            "data.feature_columns=a,b",
+            'data.feature_columns = \'a,b\' is not possible: it must be a list, such as ["a", "b"]',
+        ),
+        ("train.schedule=stpe", "train.schedule = 'stpe' is not possible: it must be 'constant', 'step' or 'cosine'"),
         ("algorithm.wrd=1", "unknown setting algorithm.wrd for cwfedavg: did you mean wdr"),
         ("algorithm.name=fedavgg", "unknown algorithm 'fedavgg': did you mean fedavg"),
         ("data.name=cifar", "unknown data set 'cifar': did you mean cifar10"),
@@ -67,18 +81,16 @@ def test_naming_another_algorithm_leaves_the_file_s_hyper_parameters_behind(tmp_
         ("train.participation=0", "train.participation = 0 is not possible"),
         ("train.participation=2.5", "neither a fraction nor a whole number"),
         ("train.lr=-0.1", "train.lr = -0.1 is not possible"),
-        ("train.rounds=1.5", "train.rounds = 1.5 is not possible"),
         ("data.clients=0", "data.clients = 0 is not possible"),
         ("data.partition=random", "unknown partition 'random': known: column, dirichlet"),
         ("run.engine=gpu", "'auto', 'loop', 'threads', 'processes' or 'vmap'"),
-        ("data=3", "data = 3 is not possible"),
         ("train.lr.more=3", "train.lr"),
         ("algorithm=3", "algorithm = 3 is not possible"),
         ("algorithm.objective=3", "an algorithm is a name or a table"),
         ("algorithm.objective.name=3", "must be a text"),
         ("algorithm.name=:x", "must look like"),
         ("algorithm.name=.a:x", "must look like"),
-        ("train.rounds=400000000", "less than or equal to 10000000"),
+        ("train.rounds=400000000", "it must be at most 10000000"),
         (f"train.rounds={'9' * 26}", "train.rounds is not possible: a whole number has at most 19 digits"),
         (f"run.seed={'9' * 26}", "run.seed is not possible: a whole number"),
         (f"model.options.hidden={'9' * 26}", "model.options.hidden is not possible: a whole number"),
@@ -103,8 +115,15 @@ def test_bad_files(tmp_path, content):
     path.write_text("algorithm = 3")
     with pytest.raises(ConfigError):
         load(path, ["algorithm.name=fedavg"])
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match=r"nothing\.toml does not exist$"):
         load(tmp_path / "nothing.toml")
+    with pytest.raises(ConfigError, match="is a folder: give the file in it"):
+        load(tmp_path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+        load(path)
+    with pytest.raises(ConfigError, match="does not exist: the preset of that name is preset:digits/fedavg"):
+        load("digits/fedavg")
 
 
 @pytest.mark.parametrize("key", [".".join(["a"] * 100_000), '[a."b" . ' + "c.'d'." * 20_000 + "e]\nf"])

@@ -155,6 +155,11 @@ def test_the_command_exports_node_folders(tmp_path):
     done = cwfed("data", "export", "--set", "data.clients=3", "--out", "nodes", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in (tmp_path / "nodes").iterdir()) == ["client-000", "client-001", "client-002"]
+    fewer = cwfed("data", "export", "--set", "data.clients=2", "--out", "nodes", cwd=tmp_path)
+    assert (fewer.returncode, fewer.stderr) == (
+        1,
+        "error: nodes/client-002 is of another split: empty nodes or choose another folder\n",
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfomo"])

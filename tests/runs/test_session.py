@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import signal
@@ -301,6 +302,32 @@ def test_a_folder_in_use_is_refused(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.locked(), pytest.raises(RunError, match="in use by another process"):
         session.run(small(), tmp_path / "run")
+
+
+def test_a_run_that_does_not_begin_leaves_nothing(tmp_path):
+    """Each mistake would leave a folder with a lock in it, and the next run would be called runs/digits-cwfedavg-0.2."""
+    with pytest.raises(RunError, match="holds no run to resume"):
+        session.run(None, tmp_path / "typo", resume=True)
+    with pytest.raises(ConfigError, match="only 1797 samples"):
+        session.run(all_digits("data.clients=2000"), tmp_path / "new")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(RunError, match="no run of cwfed"):
+        session.run(small(), tmp_path / "other")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["other", "other/thesis.tex"]
+
+
+def test_a_lock_that_was_removed_since_it_was_opened_is_none(tmp_path, monkeypatch):
+    """Another process did not begin its run, and took its lock away, while this one waited for it: a third would not see ours."""
+    folder, lock = RunFolder(tmp_path), fcntl.flock
+
+    def late(file, how):
+        (tmp_path / ".lock").unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(RunError, match="in use by another process"), folder.locked():
+        pass
 
 
 def test_other_data_behind_the_same_config_are_noticed(tmp_path):

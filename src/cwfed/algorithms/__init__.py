@@ -6,6 +6,7 @@ A class in a file here that sets `name` is registered as an algorithm, one that 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pkgutil
 import typing
 from dataclasses import MISSING
@@ -22,7 +23,7 @@ from cwfed.algorithms.base import Algorithm, ClientData
 from cwfed.algorithms.combine import JOINT, canonical, combine, parts_of
 from cwfed.algorithms.cwfedavg import CwFedAvg
 from cwfed.algorithms.fedavg import FedAvg
-from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.errors import ConfigError, did_you_mean, reason
 from cwfed.core.plugins import load_object
 
 __all__ = [
@@ -90,10 +91,27 @@ def _find(name: str, known: dict[str, type[FedAvg]], what: str) -> type[FedAvg]:
         found = load_object(name, what)
         if not (isinstance(found, type) and dataclasses.is_dataclass(found) and issubclass(found, FedAvg)):
             raise ConfigError(f"{what} {name!r} must be a dataclass that derives from cwfed's FedAvg")
+        _check_hooks(found)
         return found
     if name not in known:
         raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, known)}")
     return known[name]
+
+
+def _check_hooks(cls: type[FedAvg]) -> None:
+    """One sentence for a method that takes other arguments than it is called with."""
+    for hook, usual in inspect.getmembers(FedAvg, inspect.isfunction):
+        own = getattr(cls, hook)
+        if own is usual or not inspect.isfunction(own) or hook.startswith("_"):
+            continue
+        wanted = list(inspect.signature(usual).parameters)
+        try:
+            inspect.signature(own).bind(*wanted)
+        except TypeError as error:
+            given = ", ".join(wanted[1:])
+            raise ConfigError(
+                f"{cls.__name__}.{hook} is called as {hook}({given}), and does not fit: {error}"
+            ) from None
 
 
 def foreign(options: Any) -> list[str]:
@@ -198,5 +216,5 @@ def _value(key: str, hint: Any, value: Any) -> Any:
     try:
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
-        reasons = "; or ".join(dict.fromkeys(e["msg"].lower() for e in error.errors()))
+        reasons = "; or ".join(dict.fromkeys(map(reason, error.errors())))
         raise ConfigError(f"{key} = {value!r} is not possible: {reasons}") from None

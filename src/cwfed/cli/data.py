@@ -75,7 +75,7 @@ def data_show(
         try:
             drawing.save(drawn, picture.with_suffix(""), [picture.suffix[1:]])
         except OSError as error:
-            raise CwfedError(f"the picture {picture} cannot be written: {error}") from None
+            raise CwfedError(f"the picture {picture} cannot be written: {error.strerror or error}") from None
     if as_json:
         sizes = [[len(s.train), len(s.validation), len(s.test)] for s in federation.shards.values()]
         facts = {"histogram": histogram.tolist(), "sizes": sizes, "classes": dataset.class_names}

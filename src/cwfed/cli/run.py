@@ -100,7 +100,9 @@ def compare(
 ) -> None:
     """Run several algorithms and seeds, for one table and one page. Finished runs are reused, interrupted ones are resumed."""
     show = Show(quiet, log, as_json)
-    _compare(load_config(config, set_ or []), algorithms, seeds, out_dir, show, data_dir, track or (), jobs)
+    _compare(
+        load_config(config, set_ or []), algorithms, seeds, out_dir, show, data_dir, track or (), jobs, set_ or []
+    )
 
 
 @app.command()
@@ -232,6 +234,7 @@ def _compare(
     data_dir: str | None = None,
     track: Sequence[str] = (),
     jobs: int = 1,
+    settings: Sequence[str] = (),
 ) -> None:
     from cwfed.report import drawing, figures, page, tables
     from cwfed.report.finished import read_run
@@ -241,6 +244,7 @@ def _compare(
 
     config = comparing.without_models(config)
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
+    comparing.check_settings(settings, config, entries)
 
     def title_of(planned: Planned) -> str:
         return planned.label if len(numbers) == 1 else f"{planned.label}, seed {planned.seed}"

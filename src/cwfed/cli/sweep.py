@@ -63,6 +63,9 @@ def sweep(
     base, numbers = load_config(config, set_ or []), compare.parse_seeds(seeds)
     sweeping.check(base)
     space = sweeping.parse_space(grid or [], range_ or [])
+    for text in set_ or []:
+        if (key := text.partition("=")[0].strip()) in space:
+            raise ConfigError(f"--set {text}: {key} is swept; leave one of them out")
     if search == "grid":
         candidates = sweeping.grid(space)
         settings, asking = len(candidates), sweeping.all_of(candidates)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 MOST_TEXT = 2000
 """The most characters of a sentence that may contain text from outside."""
@@ -92,6 +93,34 @@ class StopRun(Exception):
 
     def __init__(self, reason: object = "a listener stopped the run") -> None:
         super().__init__(plain(str(reason)))
+
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string_type": "a text",
+    "list_type": 'a list, such as ["a", "b"]',
+    "model": "a section, with settings of its own",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "literal_error": "{expected}",
+}
+"""What a value must be, by how the type of pydantic's error begins."""
+
+
+def reason(error: Mapping[str, Any]) -> str:
+    """Why a setting cannot have a value, from what pydantic says.
+
+    >>> reason({"type": "greater_than", "ctx": {"gt": 0}, "msg": "Input should be greater than 0"})
+    'it must be above 0'
+    """
+    wanted = next((words for kind, words in _WANTED.items() if error["type"].startswith(kind)), "")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"it must be {wanted.format(**error.get('ctx', {}))}" if wanted else message[:1].lower() + message[1:]
 
 
 class RenamedSetting(FutureWarning):

@@ -53,6 +53,11 @@ def load_object(name: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # it is the user's code, or a script: whatever stops it is the answer
+        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+        if lacking and f"{module_name}.".startswith(f"{lacking}."):
+            raise ConfigError(
+                f"{what} {name!r}: there is no module {lacking!r}, neither here nor installed"
+            ) from None
         raise ConfigError(f"{what} {name!r}: the module {module_name!r} cannot be imported ({why(error)})") from None
     if not hasattr(module, attribute):
         near = did_you_mean(attribute, [n for n in vars(module) if not n.startswith("_")])

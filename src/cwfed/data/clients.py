@@ -188,14 +188,15 @@ def of_client(federation: Federation, client: int) -> Dataset:
 
 def export(federation: Federation, folder: Path) -> list[Path]:
     """Write every client's data to a folder of its own; returns the folders."""
-    folders = []
-    for client in federation.shards:
-        folders.append(folder / f"client-{client:03d}")
+    folders = {client: folder / f"client-{client:03d}" for client in federation.shards}
+    if others := sorted(set(folder.glob("client-*")) - set(folders.values())):
+        raise DataError(f"{others[0]} is of another split: empty {folder} or choose another folder")
+    for client, own in folders.items():
         try:
-            write(of_client(federation, client), folders[-1])
+            write(of_client(federation, client), own)
         except OSError as error:
-            raise DataError(f"{folders[-1]} cannot be written: {error.strerror or error}") from None
-    return folders
+            raise DataError(f"{own} cannot be written: {error.strerror or error}") from None
+    return list(folders.values())
 
 
 def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, samples: int = 0) -> Federation:

@@ -47,8 +47,10 @@ def read(path: Path, samples: int) -> Split:
     """The split in a file, for a data set of so many samples."""
     try:
         text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the split file {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise DataError(f"the split file {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"the split file {path} is no text in UTF-8") from None
     entries = list(_json(text, path) if path.suffix.lower() == ".json" else _csv(text, path))
     return arrange(entries, samples, str(path))
 

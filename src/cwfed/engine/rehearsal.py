@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cwfed.algorithms import FedAvg
 from cwfed.core.errors import ConfigError, did_you_mean
-from cwfed.core.types import Batch, Download, Pass, Start, Task, When
+from cwfed.core.types import Batch, Download, Loss, Pass, Start, Task, When
 
 if TYPE_CHECKING:
     from cwfed.engine.base import Visit
@@ -27,7 +27,7 @@ def rehearse(
     check_type(got, Download, f"{name}.send")
     start = algorithm.begin(got, visit.own, view)
     check_type(start, Start, f"{name}.begin")
-    check_type(start.params, dict, f"{name}.personal or {name}.begin", "a model as a dict of tensors by name")
+    check_model(start.params, worker, f"{name}.personal or {name}.begin")
     worker.load(start.params | visit.statistics)
     worker.model.train()
     batch = Batch(*worker.samples.batch(worker.federation.shards[visit.client].train[:2]), how.label_smoothing)
@@ -46,6 +46,16 @@ def check_type(found: object, wanted: type, hook: str, words: str = "") -> None:
     """ConfigError if a hook returns another type than it must; most often it returns nothing."""
     if not isinstance(found, wanted):
         raise ConfigError(f"{hook} must return {words or f'a {wanted.__name__}'}, not {type(found).__name__}")
+
+
+def check_model(params: object, worker: ClientWorker, hook: str) -> None:
+    """One sentence for what is no model, or one of other tensors than the network's; `load` says what it lacks."""
+    check_type(params, dict, hook, "a model as a dict of tensors by name")
+    for name, found in params.items():  # type: ignore[attr-defined]  # the line above
+        check_type(found, Tensor, hook, f"tensors, {name} too")
+        if name in worker.params and found.shape != worker.params[name].shape:
+            wanted = tuple(worker.params[name].shape)
+            raise ConfigError(f"{hook} returns {name} in the shape {tuple(found.shape)}; the network's is {wanted}")
 
 
 def check_pass(one: Pass, what: str, worker: ClientWorker) -> None:
@@ -75,6 +85,7 @@ def check_pass(one: Pass, what: str, worker: ClientWorker) -> None:
 def check_loss(algorithm: FedAvg, worker: ClientWorker, batch: Batch, start: Start, one: Pass, name: str) -> None:
     """ConfigError for a loss that cannot be trained with."""
     found = algorithm.loss(worker.network, worker.params, batch, start, one.stage)
+    check_type(found, Loss, f"{name}.loss")
     bad = [part for part in found if not isinstance(part, Tensor) or part.ndim]
     if bad:
         shape = tuple(bad[0].shape) if isinstance(bad[0], Tensor) else type(bad[0]).__name__

@@ -95,7 +95,7 @@ class ClientTasks:
         got, algorithm = self.outbox.download(call.state, visit), self.job.algorithm
         if isinstance(self.worker, PrivateWorker):
             self.worker.rehearse(algorithm, got, visit.own, visit.statistics, visit.client)
-        elif overrides(algorithm, "send", "personal", "begin", "passes", "loss"):
+        elif overrides(algorithm, "send", "personal", "begin", "passes", "loss", "penalty"):
             rehearsal.rehearse(self.worker, algorithm, self.job.task, got, visit, self.job.how)
 
     # --- training
@@ -129,7 +129,9 @@ class ClientTasks:
 
     def visited(self, visit: Visit, got: Download, start: Start, trained: Trained, model: Params) -> Visited:
         """Finish a visit: what a participant sends and keeps besides its trained model."""
-        extras = self.job.algorithm.finish(model, start, self.worker.view(visit.client, trained.statistics))
+        algorithm = self.job.algorithm
+        extras = algorithm.finish(model, start, self.worker.view(visit.client, trained.statistics))
+        rehearsal.check_type(extras, dict, f"{type(algorithm).__name__}.finish", "a dict of tensors by name")
         return Visited(
             client=visit.client,
             loss=trained.loss,
@@ -138,7 +140,7 @@ class ClientTasks:
             head=tuple({name: sent[name] for name in self._head if name in sent} for sent in got.models),
             extras=extras,
             statistics=trained.statistics,
-            remembered=self.job.algorithm.remember(start) | trained.optimizer,
+            remembered=algorithm.remember(start) | trained.optimizer,
         )
 
     # --- the models that clients have on receipt, and how good models are

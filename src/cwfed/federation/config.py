@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_va
 
 from cwfed import algorithms
 from cwfed.core import files
-from cwfed.core.errors import ConfigError, did_you_mean
+from cwfed.core.errors import ConfigError, did_you_mean, reason
 from cwfed.data.partition import PartitionSpec
 from cwfed.federation import preset
 from cwfed.federation.sections import (
@@ -182,10 +182,9 @@ def _sentence(error: Any) -> str:
         elsewhere = [name for name in SETTINGS if name.rpartition(".")[2] == key]  # such as lr, for train.lr
         hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
         return f"unknown setting {where}: {hint}"
-    message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
-        return str(message)
-    return f"{where} = {error['input']!r} is not possible: {message[0].lower()}{message[1:]}"
+        return str(error["msg"].removeprefix("Value error, "))
+    return f"{where} = {error['input']!r} is not possible: {reason(error)}"
 
 
 def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
@@ -220,7 +219,14 @@ def read(path: str | Path) -> str:
     try:
         return files.read_text(path, MOST_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"the config file {path} does not exist") from None
+        hint = f": the preset of that name is {preset.PREFIX}{path}" if str(path) in preset.shipped() else ""
+        raise ConfigError(f"the config file {path} does not exist{hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"the config file {path} is a folder: give the file in it, such as {path}/config.toml"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the config file {path} is no text in UTF-8") from None
     except TypeError:
         raise ConfigError(
             f"the path of a config file is a text, not {path!r}: settings=[...] takes settings"
@@ -283,9 +289,11 @@ def current_name(key: str) -> str:
 
 
 def parse_value(raw: str) -> Any:
-    """A TOML value; anything else is text, so that texts need no quotes."""
+    """A TOML value; anything else is text, or a list of texts, so that texts need no quotes."""
     try:
         table = _toml(f"value = {raw}")
     except (ValueError, RecursionError):
+        if raw.startswith("[") and raw.endswith("]") and "[" not in raw[1:]:  # a list whose quotes a shell took away
+            return [parse_value(part.strip()) for part in raw[1:-1].split(",")]
         return raw
     return table["value"] if len(table) == 1 else raw  # a line break could be followed by a whole file

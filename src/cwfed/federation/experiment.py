@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cwfed import data, models
 from cwfed.core import metrics
-from cwfed.core.errors import ConfigError
+from cwfed.core.errors import ConfigError, did_you_mean
 from cwfed.core.rng import stream, torch_stream
 from cwfed.core.types import Download, ExtraSpec, Params, Start, Training, Uploads
 from cwfed.engine.base import Job, Visit, overrides
@@ -62,8 +62,9 @@ class Blueprint:
         """Initial running statistics of norm layers, if they stay with the clients; else empty."""
         self.initial: Params = self._travelling(self.template)
         """The initial model, as it is sent."""
-        self.kept_names = self.algorithm.keeps(tuple(self.initial), self.task)
+        self.kept_names = self._named("keeps")
         """The tensors that stay with a client until its next round."""
+        self._named("uploaded")
         privacy = config.privacy.samples()
         histogram = privacy.histogram if privacy else 0.0
         self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples, histogram)
@@ -75,6 +76,18 @@ class Blueprint:
                 f"{different[0]} of its own: choose another algorithm"
             )
         self._check_dial()
+
+    def _named(self, hook: Literal["keeps", "uploaded"]) -> tuple[str, ...]:
+        """The tensors of the model that a hook names; one sentence where it names another."""
+        names: tuple[str, ...] = getattr(self.algorithm, hook)(tuple(self.initial), self.task)
+        what = f"{type(self.algorithm).__name__}.{hook}"
+        if not isinstance(names, tuple | list):
+            raise ConfigError(f"{what} must return a tuple of names, not {type(names).__name__}")
+        if unknown := [name for name in names if name not in self.initial]:
+            raise ConfigError(
+                f"{what} names {unknown[0]!r}, which the model lacks: {did_you_mean(str(unknown[0]), self.initial)}"
+            )
+        return names
 
     @cached_property
     def has_own_models(self) -> bool:
@@ -143,6 +156,9 @@ class Blueprint:
     def first_state(self) -> Any:
         """The server's state before round 1."""
         state = self.algorithm.init(self.fresh, self.task)
+        if not isinstance(state, dict):
+            name = type(self.algorithm).__name__
+            raise ConfigError(f"{name}.init must return the state, a dict, not {type(state).__name__}")
         if self.config.guard.norm_bound and not self.sends_one_model(state):
             raise ConfigError(
                 "guard.norm_bound compares an upload with the one model that the client was sent, "

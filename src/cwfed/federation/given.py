@@ -78,7 +78,11 @@ def _hint(data: object) -> str:
     """The end of the error: what may have been meant."""
     if isinstance(data, str | Path):
         return ": files and data sets by name are settings, data.path and data.name"
-    return ": give the loader's data set, data=loader.dataset" if isinstance(data, DataLoader) else ""
+    if isinstance(data, DataLoader):
+        return ": give the loader's data set, data=loader.dataset"
+    if hasattr(data, "to_numpy"):  # a table of pandas, say
+        return ": give its columns, data=(table[features].to_numpy(), table[label].to_numpy())"
+    return ""
 
 
 def _table(algorithm: AlgorithmLike) -> dict[str, Any]:

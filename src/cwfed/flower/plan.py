@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from cwfed.core.errors import ConfigError
+from cwfed.core.errors import ConfigError, reason
 from cwfed.federation import config as configs
 from cwfed.federation import guard
 from cwfed.federation.config import Config
@@ -180,4 +180,4 @@ def _sentence(error: Any) -> str:
         return f"{where} is missing: say what the data of the federation look like"
     if error["type"] == "extra_forbidden":
         return f"unknown setting {where}"
-    return f"{where} = {error['input']!r} is not possible: {error['msg'].removeprefix('Value error, ')}"
+    return f"{where} = {error['input']!r} is not possible: {reason(error)}"

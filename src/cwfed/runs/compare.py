@@ -34,6 +34,8 @@ def parse_entries(text: str, config: Config) -> list[Entry]:
     for item in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):  # not inside brackets
         # a setting is separated by a colon too, so the user's own "module:Class" is taken off first
         name, *rest = item.split(":")
+        if rest and name in algorithms.ALGORITHMS and "=" not in rest[0]:
+            raise ConfigError(f"--algorithms {item!r}: settings look like name:key=value:key=value")
         while rest and "=" not in rest[0] and name.count(":") <= name.count("+"):
             name, rest = f"{name}:{rest[0]}", rest[1:]
         is_own = algorithms.canonical(name) == config.algorithm_name
@@ -61,6 +63,18 @@ def parse_seeds(text: str) -> list[int]:
     if len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise ConfigError(f"--seeds {text!r} must be different numbers that are not negative")
     return seeds
+
+
+def check_settings(settings: Sequence[str], config: Config, entries: Sequence[Entry]) -> None:
+    """One sentence for a setting that no run would have."""
+    for text in settings:
+        if re.match(r"\s*run\.seed\s*=", text):
+            raise ConfigError(f"--set {text}: give seeds as --seeds 0,1,2")
+        name = config.algorithm_name
+        if re.match(r"\s*algorithm\b", text) and all(
+            algorithms.canonical(entry.settings["name"]) != name for entry in entries
+        ):
+            raise ConfigError(f"--set {text} is for {name}, which is not among --algorithms")
 
 
 def with_algorithm(config: Config, entry: Entry, seed: int) -> Config:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import FileIO
@@ -76,17 +76,25 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder: only one process may write to it. The lock ends with the process, however that ends."""
+        """Lock the folder: only one process may write to it. The lock ends with the process, however that ends.
+
+        A folder in which no run was begun is not left behind.
+        """
+        name, is_new = self.path / ".lock", not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if (self.path / ".lock").exists():
-                files.check_regular(self.path / ".lock")
-            lock = (self.path / ".lock").open("a")
+            if was_there := name.exists():
+                files.check_regular(name)
+            lock = name.open("a")
         except OSError as error:
             raise RunError(f"the output folder {self.path} cannot be written ({error.strerror})") from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(
+                    os.fstat(lock.fileno()), name.stat()
+                ):  # removed below, since it was opened here
+                    raise OSError
             except OSError:
                 raise RunError(f"{self.path} is in use by another process") from None
             try:
@@ -95,6 +103,11 @@ class RunFolder:
                 if self._events:
                     self._events.close()
                     self._events = None
+                if not self.exists and not was_there:
+                    with suppress(OSError):
+                        name.unlink()
+                        if is_new:
+                            self.path.rmdir()
 
     # --- the small files
 
