@@ -74,7 +74,7 @@ def test_everything_public_of_a_public_class_or_module_has_words():
     inside = {f"{name}.{key}": f for name, thing in things.items() for key, f in functions(thing).items()}
     assert {"FedAvg.begin", "CwFedAvg.begin", "Dataset.from_arrays", "mixing.average"} <= set(inside)
     assert [name for name, f in inside.items() if not inspect.getdoc(f)] == []
-    assert "`own` are the tensors the client kept" in inspect.getdoc(cwfed.CwFedAvg.begin)
+    assert "`own` has the tensors that the client kept" in inspect.getdoc(cwfed.CwFedAvg.begin)
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
