@@ -37,9 +37,11 @@ DOCS = ROOT / "docs"
 NUMBERS = DOCS / "data" / "comparison.json"
 METHODS = (
     "local", "fedavg", "fedprox", "fedper", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "per-fedavg", "fedrod", "fedproto",
-    "fedamp", "fedfomo", "ifca", "cfl", "fednh", "feduv", "fedpac", "fedala", "fedcp", "gpfl", "feddbe", "fedas", "fedcac", "pfedme", "cwfedavg",
+    "scaffold", "moon", "fedamp", "fedfomo", "ifca", "cfl", "fednh", "feduv", "fedpac", "fedala", "fedcp", "gpfl", "feddbe", "fedas", "fedcac", "pfedme", "cwfedavg",
     "fedavg+prior", "cwfedavg+prior", "fedavg+balanced", "fedavg+owners+prior", "fedavg+balanced+owners:owners=updates", "fedavg+balanced+owners",
-    "fedavg+balanced+head_first+owners", "fedavg+balanced+dbe+owners",
+    "fedavg+balanced+head_first+owners", "fedavg+balanced+dbe+owners", "fedavg+balanced+fedopt+owners",
+    "fedavg+balanced+fedopt+owners:server_momentum=0.5", "fedavg+balanced+fedopt+head_first+owners:server_momentum=0.5",
+    "fedavg+fedopt+prior:server_momentum=0.5", "fedrep+fedopt:server_momentum=0.5",
 )  # fmt: skip
 """FedBN is not here: the CNN has no norm layer, so it would be FedAvg. `fedavg-ft` is `fedavg` after training."""
 BEST, SEEDS = 10, (0, 1, 2)

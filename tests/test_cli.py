@@ -118,7 +118,7 @@ def test_compare_says_what_was_run_and_cuts_no_number(tmp_path):
 
 def test_what_nobody_holds_stands_under_every_table(tmp_path):
     few = ["--set=model.name=mlp", "--set=data.clients=3", "--set=train.rounds=1"]
-    said = "classes 6, 7, 8, 9 are held by nobody"
+    said = "no client holds classes 6, 7, 8, 9"
     done = cwfed("run", *few, "--out", "r", cwd=tmp_path)
     assert said in done.stdout
     assert done.stderr.count(said) == 1
@@ -150,7 +150,7 @@ def test_data_of_many_classes_are_shown_in_any_width(tmp_path):
 
 def test_data_show_prints_and_draws(tmp_path):
     done = cwfed("data", "show", "--set=data.clients=3", "--out", "who.png", cwd=tmp_path)
-    assert "note: classes 6, 7, 8, 9 are held by nobody: 714 of 1,797 samples are not used" in done.stdout
+    assert "note: no client holds classes 6, 7, 8, 9: 714 of 1,797 samples are not used" in done.stdout
     assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
     found = json.loads(cwfed("data", "show", "--json", cwd=tmp_path).stdout)
     assert sum(map(sum, found["histogram"])) == 1797
@@ -211,7 +211,7 @@ def test_cost_is_the_paper_s_table(tmp_path):
         (["algorithms", "fedavgg"], "did you mean fedavg"),
         (
             ["algorithms", "+owners"],
-            "owners is a plug-in: write it behind the algorithm that it changes, as in fedavg+prior",
+            "owners is a plug-in: write it after the algorithm that it changes, as in fedavg+prior",
         ),
         (["algorithms", "owners"], "owners is a plug-in"),
         (["algorithms", ""], "unknown algorithm ''"),
@@ -224,10 +224,10 @@ def test_cost_is_the_paper_s_table(tmp_path):
             "train.lr is swept; leave one of them out",
         ),
         (["sweep", "--grid", "data.alpha=0.1,1"], "make a sweep for each value"),
-        (["export", "nowhere"], "nowhere is no folder and no archive"),
-        (["leaderboard", "nowhere"], "nowhere is no folder and no archive"),
+        (["export", "nowhere"], "nowhere is neither a folder nor an archive"),
+        (["leaderboard", "nowhere"], "nowhere is neither a folder nor an archive"),
         (["run", "--log", "/"], "the log / cannot be written"),
-        (["data", "show", "--out", "who"], "needs an ending"),
+        (["data", "show", "--out", "who"], "needs a file extension"),
         (["cost", "--participants", "30"], "only 20 clients"),
         (["data", "show", "--out", "who.nonsense"], "unknown picture format 'nonsense'"),
         (["data", "show", "--out", "no/where.png"], "cannot be written"),

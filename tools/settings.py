@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md: every setting as `cwfed/federation/config.py` describes it.
+"""The tables of docs/configuration.md: every setting as `cwfed/federation/sections.py` describes it.
 
     python tools/settings.py
 

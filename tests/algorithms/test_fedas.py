@@ -188,7 +188,7 @@ def only_an_output(shape, classes):
         (["algorithm.align_epochs=-1"], "align_epochs and rate must not be negative"),
         (["algorithm.batch_size=0"], "batch_size at least 1"),
         (["algorithm.weights=best"], "algorithm.weights = 'best' is not possible"),
-        ([f"model.name={__name__}:only_an_output", "model.options={}"], "no layer of this model is common"),
+        ([f"model.name={__name__}:only_an_output", "model.options={}"], "no layer of this model is shared"),
         (["privacy.dp=sample"], "of its own: choose another algorithm"),
     ],
 )

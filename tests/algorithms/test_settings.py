@@ -120,7 +120,7 @@ def test_settings_end_where_they_say(name, setting, allowed, refused):
 def test_true_is_no_number(setting):
     name, key = setting
     with pytest.raises(
-        ConfigError, match=f"algorithm.{key} = True is not possible: it is no setting to turn on or off"
+        ConfigError, match=f"algorithm.{key} = True is not possible: the setting is not one that is true or false"
     ):
         build({"name": name, key: True})
     assert build({"name": "apfl", "adaptive": False}).adaptive is False

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from cwfed.benchmark import measured, pfllib
-from cwfed.benchmark.pfllib import Checkout, Expected, bench
+from cwfed.benchmark import against_pfllib, measured, one_process
+from cwfed.benchmark.against_pfllib import Checkout, bench
+from cwfed.benchmark.one_process import Expected
 from cwfed.cli import app
 from cwfed.core.errors import ConfigError, CwfedError, RunError
 from cwfed.core.shape import InputShape
@@ -95,7 +96,7 @@ def test_the_command_exports_the_layout(tmp_path):
 def test_both_begin_with_the_same_weights(tmp_path):
     """PFLlib seeds torch with 0 and then makes two convolutions and two linear layers; 64 channels of 4 x 4 are left of 28 x 28."""
     state = torch.get_rng_state()
-    ours = pfllib.same_cnn(SHAPE, 10)
+    ours = against_pfllib.same_cnn(SHAPE, 10)
     assert torch.equal(state, torch.get_rng_state())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -104,9 +105,9 @@ def test_both_begin_with_the_same_weights(tmp_path):
         )
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
-    config = pfllib._configs(configs.load(None, [*pictures(tmp_path / "p"), "run.seed=7"]), "ditto")["ditto"]
+    config = against_pfllib._configs(configs.load(None, [*pictures(tmp_path / "p"), "run.seed=7"]), "ditto")["ditto"]
     begun = Experiment(config).initial
-    for name, w in pfllib.same_cnn(SHAPE, 3).named_parameters():
+    for name, w in against_pfllib.same_cnn(SHAPE, 3).named_parameters():
         assert torch.equal(begun[name], w)
 
 
@@ -212,13 +213,15 @@ def test_the_whole_command_against_a_stand_in(tmp_path, capsys):
     assert "PFLlib at commit unknown" in said
 
 
-def run_stand_in(folder: Path, *parts: str) -> pfllib.Run:
+def run_stand_in(folder: Path, *parts: str) -> one_process.Run:
     main = stand_in(folder / "PFLlib", *parts) / "system" / "main.py"
     (folder / "dataset" / "MNIST" / "train").mkdir(parents=True)
     (folder / "system").mkdir()
     flags = ["-algo", "FedAvg", "-m", "CNN", "-data", "MNIST", "-gr", "2"]
-    expected = Expected("global", 2, pfllib._layers(share_out(some_pictures(), PartitionSpec("iid", 1), 0, 0.0)))
-    return pfllib._run_theirs([sys.executable, str(main), *flags], folder / "system", folder / "log", expected)
+    expected = Expected(
+        "global", 2, against_pfllib._layers(share_out(some_pictures(), PartitionSpec("iid", 1), 0, 0.0))
+    )
+    return one_process.run_theirs([sys.executable, str(main), *flags], folder / "system", folder / "log", expected)
 
 
 def some_pictures() -> Dataset:
@@ -256,7 +259,7 @@ def test_a_pfllib_that_has_changed_or_fails_is_one_sentence(tmp_path, parts, say
 @pytest.mark.parametrize(
     ("main", "says"),
     [
-        (None, "is no checkout of PFLlib: it has no system/main.py; clone"),
+        (None, "is not a checkout of PFLlib: it has no system/main.py; clone"),
         ("if:", "cannot be read as a program of PFLlib"),
         (
             FACE.replace('"-lbs"', '"--batch-size"').replace('"Ditto"', '"D"'),
@@ -273,7 +276,7 @@ def test_a_checkout_that_is_none_or_has_changed(tmp_path, main, says):
 def test_the_command_says_it_in_one_sentence(tmp_path):
     done = processes.run([processes.PROGRAM, "bench", "--against", "pfllib", "nowhere"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: nowhere is no checkout of PFLlib")
+    assert done.stderr.startswith("error: nowhere is not a checkout of PFLlib")
     assert done.stderr.count("\n") == 1
 
 
@@ -318,7 +321,7 @@ def test_a_commit_and_whether_it_was_changed(tmp_path):
         (
             ["train.batch_size=40"],
             "fedavg",
-            "client 0 has 22 training and 8 test samples, and PFLlib needs a batch of 40",
+            "client 0 has 22 training and 8 test samples, and PFLlib needs 40, a batch, and 1",
         ),
         (["data.name=digits", "data.path=''"], "fedavg", "for images of 1x28x28, .* digits has samples of 1x8x8"),
         (["run.device=cpu:0,cpu:1"], "fedavg", "on the CPU or on one GPU"),
@@ -332,7 +335,10 @@ def test_what_pfllib_cannot_do_is_named(tmp_path, settings, methods, says):
 
 def test_a_python_that_is_none(tmp_path):
     checkout, settings = stand_in(tmp_path / "PFLlib", FACE), pictures(tmp_path / "p")
-    for python, says in (("no-such-python", "is no program that can be run"), ("/bin/false", "no Python with torch")):
+    for python, says in (
+        ("no-such-python", "is not a program that can be run"),
+        ("/bin/false", "not a Python with torch"),
+    ):
         with pytest.raises(ConfigError, match=says):
             bench(checkout, tmp_path, None, settings, python=python)
 
@@ -385,7 +391,7 @@ def test_the_real_pfllib(tmp_path):
         [train for train, _ in data.fixed_split]
     )  # 45 each, whole batches: PFLlib drops what is left over
     with torch.inference_mode():
-        logits = pfllib.same_cnn(SHAPE, 3)(to_network(torch.from_numpy(data.inputs[trained])))
+        logits = against_pfllib.same_cnn(SHAPE, 3)(to_network(torch.from_numpy(data.inputs[trained])))
         begun = nn.functional.cross_entropy(logits, torch.from_numpy(data.labels[trained])).item()
     for line in result["methods"]:
         log = (tmp_path / f"pfllib-{line['name']}-1.log").read_text()

@@ -18,6 +18,7 @@ SOME = ("train.participation=0.7", "train.client_dropout=0.2")
 COMBINATIONS = {
     "fedavg+ala": ["algorithm.most_epochs=3", "algorithm.rows=true"],
     "fedavg+balanced": [],
+    "fedavg+fedopt": [],
     "fedavg+head_first": [],
     "fedavg+offset": [],
     "fedavg+owners": [],
@@ -44,8 +45,9 @@ COMBINATIONS = {
     "cwfedavg+bn": [f"model.name={__name__}:normed"],
     "fedrep+prox": [],
     "fedavg+dbe+head_first+owners+prior": [],
+    "fedrod+fedopt": ["algorithm.server=adam", "algorithm.server_lr=0.01"],
     "fedprox+balanced+head_first+owners": ["algorithm.owners=updates", "algorithm.class_cap=0.5"],
-    "fedala+offset+owners+prior": ["algorithm.most_epochs=3"],
+    "fedala+fedopt+offset+owners+prior": ["algorithm.most_epochs=3", "algorithm.server=yogi"],
 }
 
 

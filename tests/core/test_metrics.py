@@ -166,7 +166,7 @@ def test_batches_may_end_anywhere(monkeypatch):
     """An own metric sees every sample of a part once, however parts and batches lie to each other."""
     many = ("data.clients=40", "train.rounds=1", "model.options.hidden=8")
     whole = finish(Simulation(small(OWN, *many, "algorithm.name=fedavg", "run.engine=loop")))[1]
-    monkeypatch.setattr("cwfed.engine.worker.EVALUATION_BATCH", 7)
+    monkeypatch.setattr("cwfed.engine.loaded_network.EVALUATION_BATCH", 7)
     monkeypatch.setattr("cwfed.engine.questions.MEASURED", 100)
     for engine in ("loop", "vmap"):
         name = "fedavg" if engine == "loop" else "fedavg-ft"

@@ -108,6 +108,16 @@ def test_a_kept_state_survives_a_break(engine):
     assert leaves(to_tree(resumed)) == leaves(to_tree(whole))
 
 
+@pytest.mark.parametrize("optimizer", ["train.momentum=0.9", "train.optimizer=adam"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_kept_state_of_other_tensors_is_left(engine, optimizer):
+    """FedDBE's memories move from round 2 on, and what is trained in round 1 is thrown away: so is the optimiser's state."""
+    same = (optimizer, "train.participation=0.7", "algorithm.name=feddbe", "train.rounds=2", f"run.engine={engine}")
+    kept, _ = finish(Simulation(all_digits("train.keep_optimizer=true", *same)))
+    fresh, _ = finish(Simulation(all_digits(*same)))
+    assert leaves(kept.server) == leaves(fresh.server)
+
+
 def test_label_smoothing_is_torchs():
     smooth, _ = finish(
         Simulation(
@@ -121,7 +131,7 @@ def test_label_smoothing_is_torchs():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (("train.optimizer=adam", "train.momentum=0.9"), "train.momentum and train.nesterov are of sgd"),
+        (("train.optimizer=adam", "train.momentum=0.9"), "train.momentum and train.nesterov belong to sgd"),
         (("train.nesterov=true",), "train.nesterov needs a train.momentum"),
         (("train.keep_optimizer=true",), "plain SGD has no state to keep"),
         (("privacy.dp=sample", "train.momentum=0.9"), "privacy.dp is DP-SGD"),

@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from cwfed.core.errors import ConfigError, DataError
-from cwfed.data import Dataset, sources
-from cwfed.data.dataset import cache_dir
+from cwfed.data import Dataset
+from cwfed.data.from_hub import HUB, Hub, _open_online
 from cwfed.data.sources import SourceSpec, load
+from cwfed.data.store import cache_dir
 from tests.conftest import small
 
 IRIS = "length;width;kind;where\n5.1;3.5;setosa;north\n4.9;3.0;setosa;south\n6.3;3.3;virginica;north\n5.8;2.7;virginica;\n"
@@ -55,7 +56,7 @@ def test_damage_to_whose_samples_are_is_noticed(tmp_path, monkeypatch):
         ({"label_column": "kind", "delimiter": ";"}, r'data.feature_columns = \["\*"\] takes columns of numbers'),
         ({"label_column": "sort", "delimiter": ";", "feature_columns": ("*",)}, "has no column 'sort'"),
         ({"label_column": "kind", "delimiter": ";", "feature_columns": ("height",)}, "has no column 'height'"),
-        ({"label_column": "kind", "delimiter": ";", "feature_columns": ("*",)}, "column 'where' has 'north' at sample 0, which is no number"),
+        ({"label_column": "kind", "delimiter": ";", "feature_columns": ("*",)}, "column 'where' has 'north' at sample 0, which is not a number"),
         ({"label_column": "kind", "delimiter": ";", "feature_columns": ("length",), "client_column": "where"}, "sample 3 has no client in the column 'where'"),
         ({"label_column": "kind", "delimiter": ";", "feature_columns": ("length",), "client_column": "who"}, "has no column 'who'"),
         ({"label_column": "kind", "delimiter": ";;"}, "must be one character"),
@@ -120,17 +121,17 @@ def test_the_hub_s_own_library_is_asked_for_subset_and_splits(tmp_path, monkeypa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     parquet(tmp_path / "repo", ROWS, "train.parquet")
     parquet(tmp_path / "repo", ROWS, "validation.parquet")
-    hub = sources.Hub(str(tmp_path / "repo"), "kind", splits=("validation",), features=("a",))
-    (table,) = sources._open_online("repo", hub, None)
+    hub = Hub(str(tmp_path / "repo"), "kind", splits=("validation",), features=("a",))
+    (table,) = _open_online("repo", hub, None)
     assert table["a"][:] == ROWS["a"]
     with pytest.raises(DataError, match="has no split 'test'"):
-        sources._open_online("repo", sources.Hub(str(tmp_path / "repo"), splits=("test",)), None)
+        _open_online("repo", Hub(str(tmp_path / "repo"), splits=("test",)), None)
 
 
 def test_keys_of_the_cache_are_those_of_before():
     """What came later is only part of a key where it is used: nobody's data are decoded again."""
-    assert sources.HUB["cifar10"].key() == [sources.HUB["cifar10"]]
-    assert repr(sources.HUB["cifar10"]) == (
+    assert HUB["cifar10"].key() == [HUB["cifar10"]]
+    assert repr(HUB["cifar10"]) == (
         "Hub(repository='uoft-cs/cifar10', label='label', image='img', text='', splits=('train', 'test'))"
     )
 
@@ -159,8 +160,8 @@ def test_arrays_in_any_sensible_form():
         (np.zeros((4, 2)), [0.0, 1.0, 0.5, 1.0], {}, "labels are classes, and these are fractions such as 0.5"),
         (np.zeros((4, 2)), [0, 1, 0], {}, "4 samples but 3 labels"),
         (np.zeros((4, 2), np.int64), [0, 1, 0, 1], {}, r"pixels are bytes \(uint8\), other numbers floats"),
-        (np.zeros((4, 2)), [0, 1, 0, 1], {"clients": ["a", "b"]}, "whose they are is not said for each"),
-        (np.zeros((4, 2)), ["x", "y", "x", "y"], {"class_names": ["x", "y"]}, "the labels are their numbers"),
+        (np.zeros((4, 2)), [0, 1, 0, 1], {"clients": ["a", "b"]}, "clients must name the client of each"),
+        (np.zeros((4, 2)), ["x", "y", "x", "y"], {"class_names": ["x", "y"]}, "labels must be the numbers of these classes"),
         (np.zeros((4, 2)), [0, 5, 0, 5], {"class_names": ["x", "y"]}, "labels run from 0 to 5, outside the 2 classes"),
     ],
 )  # fmt: skip
@@ -258,15 +259,18 @@ def test_a_client_without_test_samples_does_not_change_what_classes_are_called()
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (lambda: Dataset.from_arrays([[1.0, 2.0], [3.0]], [0, 1]), "inputs are no array"),
+        (lambda: Dataset.from_arrays([[1.0, 2.0], [3.0]], [0, 1]), "inputs cannot be made into an array"),
         (lambda: Dataset.from_arrays(5, [0]), "inputs must have an entry for each sample, and there is only 5"),
         (
             lambda: Dataset.from_arrays(torch.zeros(2, 3, dtype=torch.bfloat16), [0, 1]),
-            "inputs are no array: .*BFloat16",
+            "inputs cannot be made into an array: .*BFloat16",
         ),
-        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [[1], [2, 3]]), "labels are no array"),
+        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [[1], [2, 3]]), "labels cannot be made into an array"),
         (lambda: Dataset.from_arrays(np.zeros((2, 3)), None), "labels must have an entry for each sample"),
-        (lambda: Dataset.from_arrays(np.zeros((2, 3)), [0, 1], clients=[[1], [2, 3]]), "clients are no array"),
+        (
+            lambda: Dataset.from_arrays(np.zeros((2, 3)), [0, 1], clients=[[1], [2, 3]]),
+            "clients cannot be made into an array",
+        ),
         (lambda: Dataset.from_clients([]), "must be a list or a dict with one client or more"),
         (lambda: Dataset.from_clients(5), "must be a list or a dict with one client or more"),
     ],

@@ -7,27 +7,25 @@ from dataclasses import replace
 import numpy as np
 
 from cwfed.core.events import Note
-from cwfed.data import Dataset, Federation, Shard, classes_held_by_nobody, who_holds_nothing
+from cwfed.data import Dataset, Federation, Shard, missing_classes, missing_data
 from cwfed.report.finished import read_run
 from cwfed.runs import session
 from tests.conftest import all_digits
 
 
-def test_classes_held_by_nobody_by_hand():
+def test_missing_classes_by_hand():
     histogram = np.array([[5, 3, 0, 0], [0, 2, 0, 0]])
-    said = "classes c, d are held by nobody: 20 of 30 samples are not used, the results are about the other 2"
-    assert classes_held_by_nobody(histogram, "abcd", 30) == [said]
-    assert classes_held_by_nobody(histogram, "abcd", 30, room=2) == [
-        said + "; the clients have room for 2 of 4 classes"
-    ]
-    assert classes_held_by_nobody(histogram[:, :2], "ab", 10, room=4) == []
-    (never,) = classes_held_by_nobody(histogram[:, :3], "abc", 10)
-    assert never.startswith("class c is held by nobody: the data have no such sample")
+    said = "no client holds classes c, d: 20 of 30 samples are not used, the results are about the other 2"
+    assert missing_classes(histogram, "abcd", 30) == [said]
+    assert missing_classes(histogram, "abcd", 30, room=2) == [said + "; the clients have room for 2 of 4 classes"]
+    assert missing_classes(histogram[:, :2], "ab", 10, room=4) == []
+    (never,) = missing_classes(histogram[:, :3], "abc", 10)
+    assert never.startswith("no client holds class c: the data have no such sample")
 
 
 def test_many_names_are_counted():
-    (said,) = classes_held_by_nobody(np.eye(1, 100, dtype=np.int64), range(100), 1000)
-    assert said.startswith("classes 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 89 more are held by nobody: 999 of 1,000")
+    (said,) = missing_classes(np.eye(1, 100, dtype=np.int64), range(100), 1000)
+    assert said.startswith("no client holds classes 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 89 more: 999 of 1,000")
 
 
 def test_clients_without_a_test_and_classes_that_nobody_trains_on():
@@ -38,16 +36,16 @@ def test_clients_without_a_test_and_classes_that_nobody_trains_on():
         Shard(np.array([3]), none, none),
         Shard(np.array([4]), none, np.array([5])),
     ]
-    found = who_holds_nothing(Federation(data, shards), [0, 1], samples=6, room=None, validation=0)
+    found = missing_data(Federation(data, shards), [0, 1], samples=6, room=None, validation=0)
     assert found == [
-        "nobody who takes part has training samples of class c",
-        "client 1 has no test samples: no accuracy counts them",
+        "no client that takes part has training samples of class c",
+        "client 1 has no test samples: they do not count in any accuracy",
     ]
-    *_, picked = who_holds_nothing(Federation(data, shards), [0, 1, 2], samples=6, room=None, validation=0.1)
+    *_, picked = missing_data(Federation(data, shards), [0, 1, 2], samples=6, room=None, validation=0.1)
     assert picked == "clients 0, 1, 2 have no validation samples: the validated round is picked without them"
 
 
-SAID = "classes 6, 7, 8, 9 are held by nobody: 714 of 1,797 samples are not used"
+SAID = "no client holds classes 6, 7, 8, 9: 714 of 1,797 samples are not used"
 
 
 def test_a_run_says_it_in_an_event_and_its_summary_once(tmp_path):

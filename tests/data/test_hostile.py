@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cwfed.core.errors import MOST_TEXT, DataError, plain
-from cwfed.data import dataset
+from cwfed.data import Dataset, store
 from cwfed.data.sources import SourceSpec, load
 from tests.conftest import make_endless
 from tests.fuzz.cases import POINTERS, Trap, forged_array, forged_type, npz
@@ -101,7 +101,7 @@ def test_a_pickle_cannot_grow_by_repeating_itself(tmp_path):
         load(pfllib(tmp_path / "p", '{"num_clients": 1, "num_classes": 2}', data))
     long = "a" * 1000
     data = {"x": [Trap(codecs.encode, long, "latin1") for _ in range(100)], "y": [0]}
-    with pytest.raises(DataError, match="over and over"):
+    with pytest.raises(DataError, match="repeats the same bytes without end"):
         load(pfllib(tmp_path / "q", '{"num_clients": 1, "num_classes": 2}', data))
 
 
@@ -124,20 +124,20 @@ def test_a_parquet_file_cannot_choose_what_is_read_from_this_disk(tmp_path):
     (tmp_path / "private.png").write_bytes(PICTURES["PNG"])
     named = {"bytes": None, "path": str(tmp_path / "private.png")}
     (tmp_path / "p.parquet").write_bytes(parquet({"img": [named, named], "label": [0, 1]}))
-    with pytest.raises(DataError, match="only named there"):
+    with pytest.raises(DataError, match="which may only name it"):
         load(SourceSpec("hub", str(tmp_path / "p.parquet"), image_column="img"))
 
 
 @pytest.mark.parametrize("name", ["meta.json", "inputs.npy", "labels.npy"])
 def test_a_cache_with_a_flipped_bit_is_made_again(name):
     """Also the names of the classes, which no digest of the samples covers."""
-    data = dataset.Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("cat", "dog"))
-    dataset.cached("x", "1" * 64, lambda: data)
-    path = dataset.cache_dir() / f"x-{'1' * 16}" / name
+    data = Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("cat", "dog"))
+    store.cached("x", "1" * 64, lambda: data)
+    path = store.cache_dir() / f"x-{'1' * 16}" / name
     content = path.read_bytes()
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        found = dataset.cached("x", "1" * 64, lambda: data)
+        found = store.cached("x", "1" * 64, lambda: data)
         assert (found.digest, found.class_names) == (data.digest, ("cat", "dog"))
 
 
@@ -163,8 +163,8 @@ def test_a_pipe_or_a_device_is_no_data_file(tmp_path, what, way):
         spec = pfllib(folder, '{"num_clients": 1, "num_classes": 2}')
         path = folder / "config.json" if what.endswith("config") else folder / "train" / "0.npz"
     elif what == "arrays":
-        data = dataset.Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("a", "b"))
-        dataset.write(data, folder)
+        data = Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("a", "b"))
+        store.write(data, folder)
         spec, path = SourceSpec("arrays", str(folder)), folder / "labels.npy"
     else:
         path = folder / "a" / {"csv": "1.csv", "picture": "1.png", "parquet": "1.parquet"}[what]

@@ -14,9 +14,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from cwfed.core.errors import ConfigError, DataError
-from cwfed.data import sources, text
-from cwfed.data.dataset import Dataset, cache_dir
+from cwfed.data import from_hub, text
+from cwfed.data.dataset import Dataset
 from cwfed.data.sources import SourceSpec, load
+from cwfed.data.store import cache_dir
 from cwfed.runs import session
 from tests.conftest import all_digits
 
@@ -70,9 +71,9 @@ def test_hub_parquet_offline_merges_both_splits_exactly(tmp_path):
 
 def test_the_second_start_reads_the_cache_and_damage_to_it_is_noticed(tmp_path, monkeypatch):
     write_parquet(tmp_path / "uoft-cs" / "cifar10", ["train", "test"])
-    first, original = load(SourceSpec("cifar10"), tmp_path), sources._decode
+    first, original = load(SourceSpec("cifar10"), tmp_path), from_hub._decode
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "_decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(from_hub, "_decode", lambda *_: pytest.fail("decoded again"))
         assert load(SourceSpec("cifar10"), tmp_path).digest == first.digest
     (folder,) = (
         f
@@ -83,7 +84,7 @@ def test_the_second_start_reads_the_cache_and_damage_to_it_is_noticed(tmp_path, 
     stored[-1] ^= 1
     (folder / "inputs.npy").write_bytes(stored)
     decoded = []
-    monkeypatch.setattr(sources, "_decode", lambda *args: decoded.append(1) or original(*args))
+    monkeypatch.setattr(from_hub, "_decode", lambda *args: decoded.append(1) or original(*args))
     assert load(SourceSpec("cifar10"), tmp_path).digest == first.digest
     assert decoded
 
@@ -258,7 +259,7 @@ def test_a_run_on_a_pfllib_folder(tmp_path):
     config = all_digits("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "train.batch_size=5")
     summary = session.run(config)
     assert (summary["clients"], summary["dataset"]) == (3, "MNIST")
-    with pytest.raises(ConfigError, match="comes with its own split"):
+    with pytest.raises(ConfigError, match="has a split of its own"):
         session.run(all_digits("data.name=pfllib", f"data.path={tmp_path / 'MNIST'}", "data.samples=5"))
 
 

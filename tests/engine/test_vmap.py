@@ -384,7 +384,7 @@ class Shifted(nn.Module):
     [
         ([f"model.name={__name__}:with_dropout"], "vmap"),
         ([f"model.name={__name__}:Undecided"], "data-dependent control flow"),
-        ([*TEXT[:1], f"model.name={__name__}:Shifted"], "something else than its inputs"),
+        ([*TEXT[:1], f"model.name={__name__}:Shifted"], "something other than its inputs"),
     ],
 )
 def test_models_that_cannot_be_vmapped(settings, reason):

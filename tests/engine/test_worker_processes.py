@@ -76,7 +76,7 @@ class Tells(CwFedAvg):
 
     def finish(self, params, start, data):
         place = Path(os.environ["CWFED_TEST_FOLDER"]) / f"{os.getpid()}"
-        place.write_text(str(data._bench.samples.device))
+        place.write_text(str(data._worker.samples.device))
         return super().finish(params, start, data)
 
 

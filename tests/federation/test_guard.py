@@ -17,9 +17,9 @@ from cwfed.cli.console import print_summary
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Round
 from cwfed.core.types import ExtraSpec
-from cwfed.federation.config import GuardSection
 from cwfed.federation.guard import Guard, bounded, harmless, is_finite_state, misfit, spec_of
 from cwfed.federation.rounds import SPOILS, close, to_tree
+from cwfed.federation.sections import GuardSection
 from cwfed.federation.simulation import Simulation
 from cwfed.privacy.dp import SamplePrivacy
 from cwfed.privacy.noise import Seeded

@@ -222,3 +222,22 @@ def test_an_overflow_after_the_last_round_costs_the_portrait_and_not_the_run(mon
     monkeypatch.setattr(Loop, "personal", lambda self, round_, state, visits, is_tuned=False: [broken] * len(visits))
     _, (event,) = finish(simulation)
     assert event.portrait is None
+
+
+def test_models_after_the_rounds_are_made_on_one_compute_thread_as_in_them(monkeypatch):
+    """With two, sums of a pass on receipt have other last bits: saved models would depend on the number of cores."""
+    threads, personal = torch.get_num_threads(), Loop.personal
+    seen: list[int] = []
+    monkeypatch.setattr(Loop, "personal", lambda *a, **k: seen.append(torch.get_num_threads()) or personal(*a, **k))
+    monkeypatch.setattr(Loop, "measure", lambda *a, **k: seen.append(torch.get_num_threads()) or [])
+    simulation = Simulation(all_digits("run.engine=loop", "data.newcomers=1"))
+    torch.set_num_threads(2)
+    try:
+        progress = simulation.start()
+        dict(simulation.final_models(progress).models)
+        simulation.welcome(progress)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+        simulation.close()
+    assert set(seen) == {1}

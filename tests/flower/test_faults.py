@@ -20,7 +20,7 @@ from cwfed.algorithms import ALGORITHMS
 from cwfed.core.errors import RunError
 from cwfed.core.events import Note, Round
 from cwfed.data import Dataset, SourceSpec, load
-from cwfed.data.dataset import write
+from cwfed.data.store import write
 from cwfed.federation.rounds import Progress
 from cwfed.flower import PersonalisedStrategy, client_app, post, wire
 from cwfed.flower.members import Hello, Members
@@ -192,12 +192,12 @@ def test_a_round_that_nobody_answers_is_tried_again_and_then_given_up(tmp_path):
         if isinstance(event, Note) and "tried again" in event.message:
             assert progress.round == 0, "nothing has happened yet"
             silent[0] = False
-    assert "nobody answered round 1: it is tried again" in notes(events)
+    assert "no node answered round 1: it is tried again" in notes(events)
     assert [event.round for event in rounds(events)] == [1, 2, 3]
 
     strategy, grid = federation(tmp_path / "mute")
     grid.change = lambda node, reply: reply if "hello" in reply.content else None
-    with pytest.raises(RunError, match=r"nobody answered round 1 in 3 tries of 5 seconds"):
+    with pytest.raises(RunError, match=r"no node answered round 1 in 3 tries of 5 seconds"):
         carry_out(strategy, grid)
 
 
@@ -239,7 +239,7 @@ def test_the_last_evaluation_must_be_answered(tmp_path):
 
     grid.change = lose
     _, events = carry_out(strategy, grid)
-    assert "nobody answered the last evaluation: it is tried again" in notes(events)
+    assert "no node answered the last evaluation: it is tried again" in notes(events)
     assert rounds(events)[-1].received.clients == [0, 1, 2, 3]
 
 

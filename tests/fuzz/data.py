@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from cwfed.data import dataset, pfllib, sources, split_file
+from cwfed.data import Dataset, pfllib, sources, split_file, store
 from cwfed.report import heatmaps
 from tests.fuzz.base import World, target
 from tests.fuzz.cases import (
@@ -159,15 +159,15 @@ def parquet_files(world: World, case: tuple[bool, bytes]) -> None:
 def data_cache(world: World, case: tuple[int, Any, str]) -> None:
     """A damaged cache gives what is decoded again, under any name."""
     which, mutations, name = case
-    data = dataset.Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("a", "b"))
+    data = Dataset("x", np.arange(8, dtype=np.uint8).reshape(4, 2), np.arange(4) % 2, ("a", "b"))
     try:
         name.encode()
-        dataset.cached(name, "0" * 64, lambda: data)
+        store.cached(name, "0" * 64, lambda: data)
     except (UnicodeEncodeError, ValueError):  # no such name can exist
         return
-    entry = dataset.cache_dir() / f"{name.replace('/', '--')}-{'0' * 16}"
-    assert entry.resolve().parent == dataset.cache_dir().resolve()
+    entry = store.cache_dir() / f"{name.replace('/', '--')}-{'0' * 16}"
+    assert entry.resolve().parent == store.cache_dir().resolve()
     path = sorted(entry.iterdir())[which]
     path.write_bytes(mutate(path.read_bytes(), mutations))
-    found = dataset.cached(name, "0" * 64, lambda: data)
+    found = store.cached(name, "0" * 64, lambda: data)
     assert (found.digest, found.class_names) == (data.digest, data.class_names)

@@ -71,7 +71,7 @@ def test_the_command_compares_runs_and_leaves_a_picture_and_tables(runs, tmp_pat
 
 
 def test_what_cannot_be_audited_is_named(runs, tmp_path):
-    assert "is no folder and no archive" in cwfed("privacy", "nowhere", cwd=tmp_path, code=1).stderr
+    assert "is neither a folder nor an archive" in cwfed("privacy", "nowhere", cwd=tmp_path, code=1).stderr
     done = cwfed("privacy", runs / "local", cwd=tmp_path, code=1)
     assert "local uploads nothing" in done.stderr
     assert "none of these folders" in done.stderr

@@ -323,7 +323,7 @@ def test_runs_of_another_version_are_left_out(whole, tmp_path):
 
 
 def test_empty_folders_and_files_are_one_sentence(tmp_path):
-    with pytest.raises(RunError, match="is no folder and no archive"):
+    with pytest.raises(RunError, match="is neither a folder nor an archive"):
         finished.collect([tmp_path / "nothing"])
     with pytest.raises(RunError, match="holds no run of cwfed"):
         finished.collect([tmp_path])
@@ -471,7 +471,7 @@ def test_the_commands(whole, tmp_path):
 
     assert "nothing to report" in cwfed("report", broken, cwd=tmp_path, code=1).stderr
     assert "unknown picture format 'gif'" in cwfed("figures", whole, "--formats", "gif", cwd=tmp_path, code=1).stderr
-    assert "is no folder and no archive" in cwfed("runs", cwd=tmp_path, code=1).stderr
+    assert "is neither a folder nor an archive" in cwfed("runs", cwd=tmp_path, code=1).stderr
     assert "no run has these settings" in cwfed("runs", whole, "--where", "run.seed=7", cwd=tmp_path, code=1).stderr
 
 

@@ -122,7 +122,7 @@ def test_the_command_writes_a_page_and_a_table(shared, tmp_path, capsys):
 
 
 def test_what_cannot_be_ranked_is_one_sentence(tmp_path):
-    with pytest.raises(RunError, match="no folder and no archive"):
+    with pytest.raises(RunError, match="neither a folder nor an archive"):
         share.leaderboard([tmp_path / "none"])
     (tmp_path / "bad.cwfed").write_bytes(b"x")
     with pytest.raises(RunError, match="nothing to rank"):

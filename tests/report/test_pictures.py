@@ -189,6 +189,16 @@ def test_the_distance_stands_beside_the_correlation(group, pictures):
     assert title == f"fedavg\ncorrelation {first.correlation:.2f}, ||p - p~|| {first.distance:.3f}"
 
 
+def test_the_dots_are_what_the_words_beside_them_are_about(group):
+    """Ditto's personal models are never sent: p~ is read from what is."""
+    for method, record in zip(group.methods, group.records, strict=True):
+        p, estimate = figures.read_distributions(record)
+        last = record.rounds[-1]
+        assert np.corrcoef(p, estimate)[0, 1] == pytest.approx(last.correlation, abs=1e-3), method.label
+        apart = np.linalg.norm((p - estimate).reshape(len(last.participants), -1), axis=1)
+        assert apart.mean() == pytest.approx(last.distance, abs=1e-3), method.label
+
+
 # --- axes, units, legends
 
 

@@ -84,6 +84,12 @@ def test_noisier_runs_do_not_agree_with_more():
 # --- order
 
 
+def test_nothing_is_in_order_where_nothing_was_compared():
+    """No other method is five points away in the paper: only the number itself can agree."""
+    cells = judge(["x", "y"], values(60.1, 40.0), [Value(60.0), Value(62.0)], Pairs(), "here")
+    assert [cell.verdict for cell in cells] == ["same", ""]
+
+
 def test_marks_by_hand():
     pairs = Pairs()
     cells = judge(LABELS, values(60.5, 40.0, 70.0), PAPER, pairs, "here")

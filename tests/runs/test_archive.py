@@ -73,8 +73,14 @@ def test_the_command_exports_a_run_or_all_below_a_folder(run, tmp_path, monkeypa
     assert (tmp_path / "mine.cwfed").exists()
     shutil.copytree(run, tmp_path / "all" / "fedavg" / "seed-0")
     shutil.copytree(run, tmp_path / "all" / "local" / "seed-0")
+    shutil.copytree(run, tmp_path / "all" / "ditto" / "seed-0")
+    (tmp_path / "all" / "ditto" / "seed-0" / "summary.json").unlink()
     share.export(tmp_path / "all", tmp_path / "shared")
-    assert sorted(p.name for p in (tmp_path / "shared").iterdir()) == ["fedavg-seed-0.cwfed", "local-seed-0.cwfed"]
+    found = [str(path.relative_to(tmp_path / "shared")) for path in (tmp_path / "shared").rglob("*.cwfed")]
+    assert sorted(found) == ["fedavg/seed-0.cwfed", "local/seed-0.cwfed"]
+    assert "ditto/seed-0 is not finished" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(RunError, match="has no finished run"):
+        share.export(tmp_path / "all" / "ditto", tmp_path / "shared")
     for wrong, says in (
         (tmp_path / "x.zip", "ends with .cwfed"),
         (run / "config.toml" / "x.cwfed", "cannot be written"),
@@ -148,7 +154,7 @@ HOSTILE = {
 def test_a_hostile_archive_is_one_sentence_and_writes_nothing(packed, tmp_path, how):
     rewrite(packed, HOSTILE[how])
     before = set(tmp_path.parent.rglob("*"))
-    with pytest.raises(RunError, match=r"mine\.cwfed is no archive of a run, or is damaged"):
+    with pytest.raises(RunError, match=r"mine\.cwfed is not an archive of a run, or is damaged"):
         finished.read_run(packed)
     assert set(tmp_path.parent.rglob("*")) == before
 
@@ -180,7 +186,7 @@ def test_an_archive_that_unpacks_to_more_than_it_says_is_not_unpacked(packed, mo
             return getattr(self._real, name)
 
     monkeypatch.setattr(zlib, "decompressobj", Watched)
-    with pytest.raises(RunError, match="no archive of a run"):
+    with pytest.raises(RunError, match="not an archive of a run"):
         archive.read(packed)
     assert sum(asked) < 10**6
 
@@ -200,14 +206,14 @@ def test_a_list_of_a_million_files_is_not_read(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"x" * 21, b"x" * 1000, b"PK\x05\x06" + b"\0" * 18])
 def test_what_is_no_archive_is_one_sentence(tmp_path, content):
     (tmp_path / "a.cwfed").write_bytes(content)
-    with pytest.raises(RunError, match="no archive of a run"):
+    with pytest.raises(RunError, match="not an archive of a run"):
         archive.read(tmp_path / "a.cwfed")
 
 
 def test_a_missing_archive_is_one_sentence(tmp_path):
     with pytest.raises(RunError, match="does not exist"):
         archive.read(tmp_path / "none.cwfed")
-    with pytest.raises(RunError, match="no folder and no archive"):
+    with pytest.raises(RunError, match="neither a folder nor an archive"):
         finished.collect([tmp_path / "none.cwfed"])
 
 

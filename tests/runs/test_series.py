@@ -37,7 +37,7 @@ def test_side_by_side_gives_the_bits_of_one_by_one_and_reuses_what_is_there(tmp_
         other = planned(tmp_path / "both", 3, 4, settings=["train.lr=0.01"])
         (other[1].folder).mkdir()
         (other[1].folder / "stray").touch()
-        with pytest.raises(RunError, match="holds files that are no run of cwfed"):
+        with pytest.raises(RunError, match="holds files that do not belong to a run of cwfed"):
             series.carry_out(other)
     assert all(not process.is_alive() for process in series._crew._processes)
     assert [one.planned.seed for one in done] == [0, 1, 2]

@@ -18,7 +18,7 @@ from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.events import Note, Round
 from cwfed.federation import config as configs
 from cwfed.report.finished import read_run
-from cwfed.runs import session
+from cwfed.runs import picking, resuming, session
 from cwfed.runs.folder import RunFolder
 from tests import processes
 from tests.conftest import EARLY, ROOT, all_digits, small
@@ -275,7 +275,7 @@ def test_resuming_on_an_engine_that_rounds_otherwise_is_noted(tmp_path):
     assert "resumed on another engine (loop on cpu, now vmap on cpu)" in note
     again = cli("run", tmp_path / "run" / "config.toml", "--set=train.rounds=1", cwd=tmp_path)
     assert f"was {note}" in " ".join(again.stderr.split())
-    assert session.not_alone(tmp_path / "runs" / "digits-cwfedavg-0" / "config.toml") == []
+    assert resuming.not_alone(tmp_path / "runs" / "digits-cwfedavg-0" / "config.toml") == []
 
 
 def test_folders_that_cannot_be_used(tmp_path):
@@ -288,7 +288,7 @@ def test_folders_that_cannot_be_used(tmp_path):
         session.run(small("train.rounds=2"), tmp_path / "run", resume=True)
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "thesis.tex").touch()
-    with pytest.raises(RunError, match=r"no run of cwfed, such as thesis\.tex"):
+    with pytest.raises(RunError, match=r"do not belong to a run of cwfed, such as thesis\.tex"):
         session.run(small(), tmp_path / "stray")
     with pytest.raises(RunError, match="cannot be written"):
         session.run(small(), tmp_path / "stray" / "thesis.tex")
@@ -456,7 +456,7 @@ def test_diverged_training_keeps_what_was_done(tmp_path):
 
 
 def test_models_that_are_too_many_are_left_out_and_can_be_had_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "MODELS_LIMIT", 1000)
+    monkeypatch.setattr(picking, "MODELS_LIMIT", 1000)
     summary = session.run(small(), tmp_path / "run")
     assert "were not written" in summary["notes"][0]
     assert not (tmp_path / "run" / "models").exists()
@@ -472,7 +472,7 @@ def test_models_that_were_not_kept_when_validation_picked_them_are_named(tmp_pat
     picked = summary["picked_rounds"]["received"]["validated"]
     assert picked < 8
     summary = session.run(small(*EARLY, "run.save_models=all"), tmp_path / "run", resume=True)
-    assert f"when round {picked} was made" in summary["notes"][0]
+    assert f"those of round {picked}, which validation picked" in summary["notes"][0]
     assert cwfed.load_model(tmp_path / "run", 0).pick == "last"
     with pytest.raises(RunError, match='pick = "last"'):
         cwfed.load_model(tmp_path / "run", 0, pick="validated")

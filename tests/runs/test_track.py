@@ -118,8 +118,8 @@ def recorder(monkeypatch):
     Recorder.made = []
 
     def set_up(fails=""):
-        monkeypatch.setitem(track.CLIENTS, "good", (Recorder, "json", "json"))
-        monkeypatch.setitem(track.CLIENTS, "bad", (lambda run: Recorder(run, fails), "json", "json"))
+        monkeypatch.setitem(track.TRACKERS, "good", (Recorder, "json", "json"))
+        monkeypatch.setitem(track.TRACKERS, "bad", (lambda run: Recorder(run, fails), "json", "json"))
         return Recorder.made
 
     return set_up
@@ -209,7 +209,7 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, name, mod
 
 def test_a_folder_is_not_the_package(tmp_path, monkeypatch):
     """W&B leaves a folder `wandb` in the working directory, and Python imports every folder."""
-    monkeypatch.setitem(track.CLIENTS, "left", (Recorder, "left_over_folder", "cwfed[wandb]"))
+    monkeypatch.setitem(track.TRACKERS, "left", (Recorder, "left_over_folder", "cwfed[wandb]"))
     (tmp_path / "left_over_folder").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with (

@@ -1,5 +1,7 @@
-"""The algorithms: one paper, one file. Every class of a file here that sets `name` is registered under it, and every one that sets `plugin` as a plug-in
-that other methods can be combined with (`combine.py`)."""
+"""The algorithms: one paper, one file.
+
+A class in a file here that sets `name` is registered as an algorithm, one that sets `plugin` as a plug-in (`combine.py`).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def _modules() -> list[ModuleType]:
 
 
 def _registered(under: str) -> dict[str, type[FedAvg]]:
-    """The classes that set `name`, or `plugin`, by it; a class that inherits it is no entry of its own."""
+    """By value, the classes that set the attribute `under` ("name" or "plugin") themselves; one that inherits it is left out."""
     found: dict[str, type[FedAvg]] = {}
     for module in _modules():
         for cls in vars(module).values():
@@ -67,16 +69,16 @@ def _registered(under: str) -> dict[str, type[FedAvg]]:
 ALGORITHMS = _registered("name")
 """The algorithms by the name that a config gives them."""
 PLUGINS = _registered("plugin")
-"""What can stand behind a `+`, by the name that it has there."""
+"""The plug-ins by their names, which are written after a `+`."""
 
 
 def find(name: str) -> type[FedAvg]:
-    """The class of an algorithm: by its registered name, or "module:Class" for the user's own; with plug-ins behind a `+`."""
+    """The class of an algorithm: by its registered name, or "module:Class" for the user's own; each with plug-ins after a `+`."""
     base, *plugins = canonical(name).split(JOINT)
     alone = base or "".join(plugins[:1])
     if alone in PLUGINS and base not in ALGORITHMS:
         raise ConfigError(
-            f"{alone} is a plug-in: write it behind the algorithm that it changes, as in fedavg{JOINT}prior"
+            f"{alone} is a plug-in: write it after the algorithm that it changes, as in fedavg{JOINT}prior"
         )
     method = _find(base, ALGORITHMS, "algorithm")
     if not plugins:
@@ -113,7 +115,7 @@ def _check_hooks(cls: type[FedAvg]) -> None:
 
 
 def foreign(options: Any) -> list[str]:
-    """The code that an algorithm's table names: "module:Class", in it (also behind a `+`) or in a table inside it."""
+    """The user's code ("module:Class") that an algorithm's table names, also after a `+` and in tables inside it."""
     if not isinstance(options, dict):
         return []
     name = options.get("name", "")
@@ -137,12 +139,12 @@ def build(options: dict[str, Any] | str) -> FedAvg:
         raise ConfigError(f"the name of an algorithm must be a text, it is {name!r}")
     cls = find(name)
     try:
-        types = _types(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its objects are
+        types = _types(cls)  # type: ignore[arg-type]  # a class is hashable even if its objects are not
     except NameError as error:
         raise ConfigError(f"algorithm {name!r}: the type of a setting is unknown ({error})") from None
     fields = {f.name: f for f in dataclasses.fields(cls)}
     known = list(fields)
-    # defaults are checked like what is given: a float = 1 is 1.0 before it is written and after it is read
+    # defaults are converted like given values, so that a `float = 1` is 1.0 before it is written and after it is read
     values = {n: _value(f"algorithm.{n}", types[n], f.default) for n, f in fields.items() if f.default is not MISSING}
     for key, value in options.items():
         field = f"{key}_" if iskeyword(key) else key  # the papers' lambda is lambda_ in Python
@@ -162,14 +164,14 @@ def _types(cls: type[FedAvg]) -> dict[str, Any]:
 
 
 def setting(field: str) -> str:
-    """A field's name in the config: lambda_ is lambda there."""
+    """A field's name in the config, where lambda_ is lambda."""
     return field.removesuffix("_")
 
 
 def before() -> dict[str, Any]:
-    """By key, what hyper-parameters that came later have to be for runs to mean what they meant without them.
+    """By key, for hyper-parameters that were added later: the value that stands for the behaviour before.
 
-    A field says so itself: field(default=1.0, metadata={"before": 1.0}).
+    The field says it: field(default=1.0, metadata={"before": 1.0}).
     """
     return {
         f"algorithm.{setting(f.name)}": f.metadata["before"]
@@ -180,13 +182,13 @@ def before() -> dict[str, Any]:
 
 
 def describe(algorithm: FedAvg, name: str) -> dict[str, Any]:
-    """The config table that `build` turns into this algorithm again, complete."""
+    """The complete config table from which `build` makes this algorithm again."""
     table: dict[str, Any] = {"name": name}
     for f in dataclasses.fields(algorithm):
         value = getattr(algorithm, f.name)
         if isinstance(value, FedAvg):
             value = describe(value, name_of(value))
-        if value is not None:  # TOML has no word for it: what is left out is the default
+        if value is not None:  # TOML has no null; a key that is left out has its default
             table[setting(f.name)] = list(value) if isinstance(value, tuple) else value
     return table
 
@@ -202,7 +204,7 @@ def name_of(algorithm: FedAvg) -> str:
 
 
 def _takes_bool(hint: Any) -> bool:
-    """Whether a setting can be true or false, which pydantic would else take for 1 or 0."""
+    """Whether a setting may be true or false; for others, pydantic would take these for 1 and 0."""
     return hint in (bool, Any) or any(map(_takes_bool, typing.get_args(hint)))
 
 
@@ -210,7 +212,7 @@ def _value(key: str, hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, FedAvg):
         return value if isinstance(value, FedAvg) else build(value)
     if isinstance(value, bool) and not _takes_bool(hint):
-        raise ConfigError(f"{key} = {value!r} is not possible: it is no setting to turn on or off")
+        raise ConfigError(f"{key} = {value!r} is not possible: the setting is not one that is true or false")
     try:
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """What an algorithm is: a frozen dataclass of hyper-parameters with pure methods.
 
-The same object runs in the simulator and in a real federation. Server state is a plain nested dict of
-tensors and JSON values, so that any algorithm's state can be saved, loaded and compared by one function.
+The same object runs in the simulator and in a real federation. Server state is a plain nested dict of tensors and JSON values, so that
+the state of any algorithm can be saved, loaded and compared in one way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ S = TypeVar("S")
 
 
 class ClientData(Protocol):
-    """What an algorithm may ask of the client it runs at. Nothing of it leaves unless `finish` sends it.
+    """What an algorithm may ask of the client at which it runs. Nothing of it leaves the client unless `finish` sends it.
 
     Examples:
         >>> import cwfed
@@ -47,7 +47,7 @@ class ClientData(Protocol):
 
     @property
     def class_counts(self) -> Tensor:
-        """n_ij: the client's training samples by class."""
+        """n_ij: how many training samples of each class the client has."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -55,54 +55,54 @@ class ClientData(Protocol):
 
     @property
     def statistics(self) -> Params:
-        """The client's running statistics where they stay with it (`train.batch_norm = "local"`), else none."""
+        """The client's running statistics if they stay with it (`train.batch_norm = "local"`), else none."""
 
     def squared_gradients(self, params: Params, batch_size: int) -> Tensor:
-        """||d CE / d w||^2 over all parameters of a model that is not in training, for each batch of the client's training
-        data in their order; the incomplete one is left out.
+        """||d CE / d w||^2 over all parameters, for each full batch of the client's training data in their order; the model is in
+        evaluation mode.
         """
 
     def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
         """The mean cross-entropy of each model on a part of the client's training data."""
 
     def class_means(self, params: Params) -> Tensor:
-        """The mean normalised feature of each class (K x features) under a model; zero where it has no sample."""
+        """The mean normalised feature of each class (K x features) under a model; zero for a class without samples."""
 
     def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the features of each class under a model: their mean (K x features) and their mean squared norm (K), zero
-        where it has no sample, and how many samples it has (K).
+        """For the features of each class under a model: their mean (K x features), their mean squared norm (K), and the number of
+        samples (K). The first two are zero for a class without samples.
         """
 
 
 @runtime_checkable
 class Algorithm(Protocol[S]):
-    """One federated learning method. `FedAvg` implements all of it; others override what they change."""
+    """One federated learning method. `FedAvg` implements all of these hooks; others override what they change."""
 
     name: ClassVar[str]
-    """What it is called in a config; a class of cwfed.algorithms that sets it is registered under it."""
+    """The name in a config; a class of cwfed.algorithms that sets it is registered under it."""
     phase: ClassVar[Phase]
-    """The phase on which the method is reported: where its personal model is."""
+    """The phase on which the method is reported: the one in which the model is personal."""
     keeps_model: ClassVar[bool]
-    """Whether a client keeps all of the model it trained until its next round; `keeps` can be more particular."""
+    """Whether a client keeps the whole model that it trained until its next round; `keeps` can choose tensors."""
     travels: ClassVar[str]
-    """What a participant downloads and uploads, in words."""
+    """What a participant downloads and uploads, in words for people."""
     work: ClassVar[str]
-    """What a round costs beyond FedAvg, in words."""
+    """What a round costs beyond FedAvg, in words for people."""
 
     def costs(self, sizes: Sizes) -> list[Cost]:
-        """Its rows in the cost table; the first one is for these hyper-parameters."""
+        """The algorithm's rows in the cost table; the first is for these hyper-parameters."""
 
     def held_out(self) -> float:
-        """Share of each client's training data that it holds out for the algorithm; not trained on."""
+        """The share of each client's training data that is held out for the algorithm's own use."""
 
     def check(self, task: Task) -> None:
-        """ConfigError, before the first round, for an experiment that the algorithm cannot be run in."""
+        """Raise ConfigError, before the first round, if the algorithm cannot run in this experiment."""
 
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
-        """The network with what the algorithm changes in it, such as its output layer (called `output`).
+        """The network with the algorithm's changes, for example to its output layer, whose name is `output`.
 
-        Tensors that the algorithm needs beside the network, such as a second model or a weight per class, are modules that
-        `cwfed.models.attach` adds to it: they are trained, kept and sent by name like any other.
+        Tensors that the algorithm needs besides the network, such as a second model or a weight per class, are added with
+        `cwfed.attach`: they are trained, kept and sent by name like any other tensor.
         """
 
     # server
@@ -113,61 +113,61 @@ class Algorithm(Protocol[S]):
         """What this client is sent."""
 
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
-        """Which tensors of the trained model go to the server."""
+        """The names of the tensors of the trained model that go to the server."""
 
     def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
-        """Which tensors of the trained model stay with the client until its next round (memory per client)."""
+        """The names of the tensors of the trained model that stay with the client until its next round (memory per client)."""
 
     def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
-        """What `finish` sends beside a model like this one: the form and bounds of each tensor."""
+        """The form and bounds of each tensor that `finish` sends besides a model like this one."""
 
     def aggregate(self, state: S, up: Uploads) -> S:
-        """The state after a round: a new one, the old one stays as it is."""
+        """The state after a round. It is a new object; the old state must not be changed."""
 
     def newcomer(self, state: S, class_counts: Sequence[float] | None = None) -> Params:
-        """A model for a client that never took part, from its label histogram where it gives one."""
+        """A model for a client that never took part, from its label histogram if it gives one."""
 
     def class_models(self, state: S) -> Params:
-        """The class models as a stack, of those layers that are class-wise; none for most algorithms."""
+        """The class models as a stack, for the layers that are class-wise; empty for most algorithms."""
 
     # client
     def personal(self, got: Download, own: Params | None, data: ClientData) -> Params:
-        """The model the client has on receipt, before it trains: what phase `received` measures."""
+        """The model that the client has on receipt, before it trains: phase `received` measures it."""
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
-        """Where training starts and what it is pulled to.
+        """Where training starts, and what it is pulled to.
 
-        `own` are the tensors the client kept (the initial ones before its first round) with what it remembers beside them,
-        None if it keeps none.
+        `own` has the tensors that the client kept (before its first round the initial ones) and what it remembers besides; None if
+        it keeps nothing.
         """
 
     def passes(self, when: When, task: Task, start: Start) -> tuple[Pass, ...]:
-        """The client's passes over its training data: one over everything in training, none on receipt and before the test.
+        """The client's passes over its training data. Default: one that trains everything in training, none on receipt and before the test.
 
-        What is left by passes on receipt is what phase `received` measures and what training starts from. Passes before the
-        test are made on a copy of the received model, which is then measured as phase `trained` and thrown away.
+        The result of the passes on receipt is what phase `received` measures and where training starts. Passes before the test train
+        a copy of the received model, which is then measured as phase `trained` and thrown away.
         """
 
     def settle(self, params: Params, start: Start) -> Params:
-        """The model after the passes on receipt, from what they have trained."""
+        """The model after the passes on receipt, from the tensors as these have trained them."""
 
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
-        """What a pass minimises on a batch; `params` are all parameters, those of the pass among them."""
+        """What a pass minimises on a batch; `params` are all parameters, including those that the pass does not train."""
 
     def shown(self, params: Params) -> Params:
-        """The network that is the client's personal model after training, from what it trained (or from what it keeps)."""
+        """The client's personal model after training, from the tensors that it trained (or that it keeps)."""
 
     def predictor(self, params: Params, class_counts: Sequence[float], task: Task) -> Params:
-        """The network with which a client of these class counts predicts, from its model.
+        """The model with which a client with these class counts predicts, from its own model.
 
-        It is what is measured and saved; what is trained and sent is the model itself.
+        It is measured and saved in place of that model, but never trained or sent.
         """
 
     def penalty(self, params: Params, output: Output, labels: Tensor, start: Start) -> Tensor:
-        """What is added to the cross-entropy of a batch."""
+        """The term that is added to the cross-entropy of a batch."""
 
     def finish(self, params: Params, start: Start, data: ClientData) -> Params:
-        """What goes up beside the model."""
+        """The extras: tensors that the client uploads besides its model."""
 
     def remember(self, start: Start) -> Params:
-        """What a client keeps beside the tensors of its model; part of its next `own`."""
+        """Tensors that a client keeps besides those of its model; they are in its next `own`."""

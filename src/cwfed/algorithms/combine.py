@@ -1,14 +1,14 @@
-"""Plug-ins: methods that stand over others, as in "cwfedavg+dbe".
+"""Plug-ins: parts that can be added to other methods, as in "cwfedavg+dbe".
 
-A plug-in is an algorithm whose class sets `plugin`, its name behind a `+`. Every hook that it overrides calls super() and adds its part, so what is beneath it may
-be any method. A combination is a class of its own, made here, with the fields of all its parts:
+A plug-in is an algorithm whose class sets `plugin`, its name after a `+`. Every hook that it overrides calls super() and adds its part, so it
+can be added to any method. A combination is a class that is made here, with the fields of all its parts:
 
     "fedavg+prior+owners"   is   class FedAvg+Owners+Prior(Owners, Prior, FedAvg)
 
 The order in which plug-ins are named does not matter: they are sorted, so that one set has one name.
 
-What a plug-in cannot stand over it says itself, in `not_over`: by the name of a method or of a plug-in, or by a hook that it relies on and that
-the method beneath it has replaced; and, by what it derives from, what it needs beneath it.
+A plug-in says in `not_over` to what it cannot be added: by the name of a method or plug-in, or by a hook that it relies on, which the method
+must not have replaced. If it can only be added to a certain method, it derives from that method's class.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def canonical(name: str) -> str:
 
 
 def parts_of(cls: type[FedAvg]) -> tuple[type[FedAvg], ...]:
-    """The method and the plug-ins that a class is made of; itself where it is no combination."""
+    """The method and the plug-ins of a combination; for any other class the class itself."""
     parts: tuple[type[FedAvg], ...] = vars(cls).get("parts", (cls,))
     return parts
 
 
 @cache
 def combine(names: tuple[str, ...], classes: tuple[type[FedAvg], ...]) -> type[FedAvg]:
-    """The class of a method (the first of both) with plug-ins over it; always the same one for the same parts."""
+    """The class of a method (the first one) with plug-ins; always the same class for the same parts."""
     base, *plugins = classes
     _check(names, classes)
     said: dict[str, Any] = {
@@ -59,36 +59,36 @@ def _first_line(cls: type) -> str:
 
 
 def _check(names: Sequence[str], classes: Sequence[type[FedAvg]]) -> None:
-    """One sentence for a combination that makes no sense."""
+    """ConfigError for a combination that makes no sense."""
     (base, method), *plugins = zip(names, classes, strict=True)
     whole = JOINT.join(names)
     for name, plugin in plugins:
         if not getattr(plugin, "plugin", ""):
-            raise ConfigError(f"{whole}: {name} is no plug-in: its class does not set `plugin`, so it stands alone")
+            raise ConfigError(f"{whole}: {name} is not a plug-in: its class does not set `plugin`")
         for needed in plugin.__mro__[1:-1]:
             if not (hasattr(needed, "plugin") or issubclass(method, needed)):
-                raise ConfigError(f"{whole}: {name} stands over {getattr(needed, 'name', needed.__name__)} only")
+                raise ConfigError(f"{whole}: {name} can only be added to {getattr(needed, 'name', needed.__name__)}")
         if names[1:].count(name) > 1:
             raise ConfigError(f"{whole}: {name} is named twice")
         for other, under in ((base, method), *(pair for pair in plugins if pair[0] != name)):
             if issubclass(under, plugin):
-                raise ConfigError(f"{whole}: {other} has {name} in it already")
+                raise ConfigError(f"{whole}: {other} already contains {name}")
             if why := _why_not(plugin, under, is_method=other == base):
-                raise ConfigError(f"{whole}: {name} cannot stand over {other}: {why}")
+                raise ConfigError(f"{whole}: {name} cannot be added to {other}: {why}")
             if shared := _fields(plugin, besides=under) & _fields(under, besides=plugin):
                 setting = min(shared)
                 raise ConfigError(
-                    f"{whole}: {name} and {other} both have a setting {setting!r}: it could not be told whose is meant"
+                    f"{whole}: {name} and {other} both have a setting {setting!r}: it would not be clear which one is meant"
                 )
 
 
 def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_method: bool) -> str:
-    """Why a plug-in cannot stand over what is beneath it; "" where it can.
+    """Why a plug-in cannot be added to a method or another plug-in; "" if it can.
 
-    Other plug-ins add to hooks and replace none, so only of a method it matters which of them it has of its own.
+    Plug-ins add to hooks and do not replace them, so replaced hooks are looked for only in a method.
     """
     not_over: Mapping[str, str] = getattr(plugin, "not_over", {})
-    adds = not is_method or "plugin" in vars(under)  # one that derives from a plug-in may replace hooks
+    adds = not is_method or "plugin" in vars(under)  # a class that derives from a plug-in may replace hooks
     for what, why in not_over.items():
         replaced = not adds and getattr(under, what, None) is not getattr(FedAvg, what, None)
         if what in (vars(under).get("name"), getattr(under, "plugin", None)) or replaced:
@@ -97,7 +97,7 @@ def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_method: bool) -> str:
 
 
 def _fields(cls: type[FedAvg], besides: type[FedAvg]) -> set[str]:
-    """The settings that a class has from where another one does not have its own from."""
+    """The settings of a class that it does not share with another by inheritance."""
     known = {field.name for field in dataclasses.fields(cls)}
     origins = set(cls.__mro__) - set(besides.__mro__)
     return {name for origin in origins for name in get_annotations(origin) if name in known}

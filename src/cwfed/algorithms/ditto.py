@@ -46,7 +46,7 @@ class Ditto(FedAvg):
     def check(self, task: Task) -> None:
         if task.training.is_plain and task.training.lr * self.lambda_ >= 2:
             raise ConfigError(
-                f"ditto: train.lr times lambda must be below 2, or v runs away from w; it is {task.training.lr:g} * "
+                f"ditto: train.lr times lambda must be below 2, or v diverges from w; it is {task.training.lr:g} * "
                 f"{self.lambda_:g}: lower one of them"
             )
 

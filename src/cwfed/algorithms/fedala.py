@@ -75,7 +75,7 @@ class FedALA(FedAvg):
                 "fedala: top_layers, rate and still must not be negative, share above 0 and at most 1, most_epochs at least 1"
             )
         if self.rows and self.top_layers != 1:
-            raise ConfigError("fedala: rows are those of the output layer: top_layers must be 1 with them")
+            raise ConfigError("fedala: rows belong to the output layer: with them, top_layers must be 1")
 
     def adapt(self, model: nn.Module, output: str) -> nn.Module:
         network = super().adapt(model, output)

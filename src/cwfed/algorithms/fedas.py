@@ -83,7 +83,7 @@ class FedAS(FedPer):
     def check(self, task: Task) -> None:
         if self.align_epochs and not self.uploaded(task.parameters, task):
             raise ConfigError(
-                "fedas: no layer of this model is common, so there is nothing to bring into line: choose other "
+                "fedas: no layer of this model is shared, so there is nothing to align: choose other "
                 "personal_layers or another model"
             )
 

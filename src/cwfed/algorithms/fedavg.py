@@ -64,7 +64,7 @@ class FedAvg:
     work: ClassVar[str] = "nothing beyond training and one weighted mean"
 
     def __post_init__(self) -> None:
-        """Where a class refuses settings that cannot be; plug-ins call that of what is beneath them."""
+        """A subclass raises ConfigError here for impossible settings; plug-ins call super()."""
 
     def costs(self, sizes: Sizes) -> list[Cost]:
         note = "every client keeps its own model" if self.keeps_model else f"every client keeps {sizes.kept:,}"
@@ -90,7 +90,7 @@ class FedAvg:
         return names
 
     def travelling(self, model: Params, task: Task) -> Params:
-        """A model without what never leaves its client: what a server keeps."""
+        """The part of a model that is uploaded, which is what the server keeps."""
         return {name: model[name] for name in self.uploaded(tuple(model), task)}
 
     def keeps(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class FedAvg:
         remembered = self.remember(Start(got.model)).keys()
         kept = {name: w for name, w in own.items() if name not in remembered}
         if kept.keys() <= got.model.keys():
-            return got.model  # not a copy: who shares a model is measured together
+            return got.model  # not a copy: clients that share a model are measured together
         return kept | got.model
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:

@@ -1,4 +1,4 @@
-"""The server's state of methods that keep every client's last model (memory grows with all clients)."""
+"""The server's state for methods that keep every client's last model (memory grows with the number of clients)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def server_numbers(sizes: Sizes) -> int:
 
 
 def no_models(initial: Params, task: Task) -> dict[str, Any]:
-    """Before round 1: nobody has uploaded; everybody has the initial model."""
+    """The state before round 1: no client has uploaded, so every client has the initial model."""
     return {
         "initial": initial,
         "models": {name: torch.zeros(task.clients, *w.shape, dtype=w.dtype) for name, w in initial.items()},
@@ -27,7 +27,7 @@ def no_models(initial: Params, task: Task) -> dict[str, Any]:
 
 
 def with_uploads(state: Any, up: Uploads) -> dict[str, Any]:
-    """The state with the participants' models put in; the others keep the model they uploaded last."""
+    """The state with the participants' new models; the other clients' models stay."""
     clients = torch.tensor(up.clients)
     before: dict[str, Any] = state
     return before | {
@@ -37,5 +37,5 @@ def with_uploads(state: Any, up: Uploads) -> dict[str, Any]:
 
 
 def parameters_only(state: Any) -> Params:
-    """All clients' models without running statistics, which say nothing about how models differ."""
+    """All clients' models without running statistics, which do not matter for how models differ."""
     return {name: state["models"][name] for name in state["parameters"]}

@@ -63,7 +63,7 @@ class PFedMe(FedAvg):
             raise ConfigError("pfedme: lambda, steps, beta and decay must not be negative, rate must be above 0")
         if self.rate * (self.lambda_ + self.decay) >= 2:
             raise ConfigError(
-                f"pfedme: rate times lambda must be below 2, or theta runs away from w; it is {self.rate:g} * "
+                f"pfedme: rate times lambda must be below 2, or theta diverges from w; it is {self.rate:g} * "
                 f"{self.lambda_ + self.decay:g}"
             )
 
@@ -73,7 +73,7 @@ class PFedMe(FedAvg):
         )
         if task.training.lr * self.lambda_ > 1:
             raise ConfigError(
-                f"pfedme: train.lr times lambda must be at most 1, or w_i goes beyond theta; it is {task.training.lr:g} * "
+                f"pfedme: train.lr times lambda must be at most 1, or w_i overshoots theta; it is {task.training.lr:g} * "
                 f"{self.lambda_:g}: lower one of them"
             )
 

@@ -10,11 +10,11 @@ from cwfed.core.types import Params
 from cwfed.models import attach, holder
 
 OWN = "own."
-"""Before the names of the second model's tensors."""
+"""The prefix of the names of the second model's tensors."""
 
 
 def with_twin(network: nn.Module) -> nn.Module:
-    """The network with a copy of itself: both start equal."""
+    """The network with a copy of itself; both start with the same weights."""
     return attach(network, OWN.removesuffix("."), copy.deepcopy(network))
 
 

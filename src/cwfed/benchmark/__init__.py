@@ -1,7 +1,7 @@
-"""How fast our engines are, as ratios to a reference written the way published code works.
+"""The speed of our engines, as ratios to a reference written as published code is.
 
-Every side runs in a process of its own, so that neither changes the other's allocator, threads or caches. They are
-measured in turn, and medians are taken: machines are noisy, only ratios within one run count.
+Every side runs in a process of its own, so that neither affects the other's allocator, threads or caches. They are measured in turn, and
+medians are taken: machines are noisy, and only ratios within one run count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from cwfed.engine.precision import bf16_speed
 from cwfed.federation.manifest import cpu_name, instruction_set
 
 OUTSIDE = 0.05
-"""What everything beside gradient steps and evaluation may take of a round."""
+"""The share of a round that everything besides gradient steps and evaluation may take."""
 
 
 def bench(
@@ -54,10 +54,19 @@ def bench(
     return {"machine": machine, "quick": quick, "workloads": found}
 
 
+class Measured(NamedTuple):
+    """The measurements of a workload."""
+
+    facts: dict[str, Any]
+    """What "auto" has chosen, and why."""
+    seconds: dict[str, list[dict[str, float]]]
+    """By side and repeat, the seconds of each step."""
+    peaks: list[float]
+    """The machine's peak in GFLOPS, for each repeat."""
+
+
 def race(workload: Workload, quick: bool) -> dict[str, Any]:
-    """One workload: the reference, the loop (if there is time), what "auto" picks and the machine's peak, in turn."""
-    who = ["reference", "auto"] if quick or workload.what == "aggregation" else ["reference", "loop", "auto"]
-    repeats = 3 if quick else 5
+    """Measure one workload and compare the sides."""
     line: dict[str, Any] = {
         "name": workload.name,
         "title": workload.title,
@@ -65,20 +74,10 @@ def race(workload: Workload, quick: bool) -> dict[str, Any]:
         "goal": workload.goal,
         "floor": workload.floor,
     }
-    with ExitStack() as stack:
-        sides = {side: stack.enter_context(_side(side, workload, quick)) for side in who}
-        facts = {side: ask() for side, ask in sides.items()}
-        if refused := facts["auto"].get("refused"):
-            empty = dict.fromkeys(("reference_seconds", "seconds", "loop_seconds", "ratio", "engine", "met"))
-            return line | empty | {"note": refused}
-        seconds: dict[str, list[dict[str, float]]] = {side: [] for side in who}
-        for side, ask in sides.items():
-            ask(workload.warm_up if side == "auto" else 1)
-        peaks = []
-        for _ in range(repeats):
-            for side, ask in sides.items():
-                seconds[side].append(ask(workload.rounds))
-            peaks.append(peak_gflops())
+    facts, seconds, peaks = _measure(workload, quick)
+    if refused := facts.get("refused"):
+        empty = dict.fromkeys(("reference_seconds", "seconds", "loop_seconds", "ratio", "engine", "met"))
+        return line | empty | {"note": refused}
     extra = [s.pop("extra_memory") for s in seconds["auto"] if "extra_memory" in s]
     total = {
         side: statistics.median(sum(s.values()) / workload.rounds for s in found) for side, found in seconds.items()
@@ -93,9 +92,9 @@ def race(workload: Workload, quick: bool) -> dict[str, Any]:
         "ratio": ratio,
         "met": ratio >= workload.goal,
         "floor_met": ratio >= workload.floor,
-        "engine": facts["auto"]["engine"],
-        "why": facts["auto"]["why"],
-        "note": "; ".join(facts["auto"].get("notes", [])),
+        "engine": facts["engine"],
+        "why": facts["why"],
+        "note": "; ".join(facts.get("notes", [])),
     }
     if extra:
         line["extra_memory_in_stacks"] = max(extra)
@@ -106,13 +105,32 @@ def race(workload: Workload, quick: bool) -> dict[str, Any]:
         line["seconds_by_step"] = steps
         line["outside"] = 1 - (steps["train"] + steps["evaluate"]) / sum(steps.values())
         line["outside_met"] = line["outside"] <= OUTSIDE
-        at_peak = facts["auto"]["flops"] / (peak * 1e9)
+        at_peak = facts["flops"] / (peak * 1e9)
         line["roofline"] = {
-            "gflop": facts["auto"]["flops"] / 1e9,
+            "gflop": facts["flops"] / 1e9,
             "seconds": at_peak,
             "share": at_peak / total["auto"],
         }
     return line
+
+
+def _measure(workload: Workload, quick: bool) -> Measured:
+    """Measure the reference, the loop (if there is time), what "auto" picks and the machine's peak, in turn."""
+    who = ["reference", "auto"] if quick or workload.what == "aggregation" else ["reference", "loop", "auto"]
+    seconds: dict[str, list[dict[str, float]]] = {side: [] for side in who}
+    peaks: list[float] = []
+    with ExitStack() as stack:
+        sides = {side: stack.enter_context(_side(side, workload, quick)) for side in who}
+        facts = {side: ask() for side, ask in sides.items()}["auto"]
+        if "refused" in facts:
+            return Measured(facts, seconds, peaks)
+        for side, ask in sides.items():
+            ask(workload.warm_up if side == "auto" else 1)
+        for _ in range(3 if quick else 5):
+            for side, ask in sides.items():
+                seconds[side].append(ask(workload.rounds))
+            peaks.append(peak_gflops())
+    return Measured(facts, seconds, peaks)
 
 
 Ask = Callable[..., dict[str, Any]]
@@ -120,7 +138,7 @@ Ask = Callable[..., dict[str, Any]]
 
 @contextmanager
 def _side(who: str, workload: Workload, quick: bool) -> Iterator[Ask]:
-    """A process that measures when it is asked to, and its answers; without a number, what it says first."""
+    """A process that measures on request: a function that asks for so many rounds, or without a number reads its first message."""
     samples = str(workload.samples[0 if quick else 1])
     command = [sys.executable, "-m", "cwfed.benchmark.contestant", who, workload.name, samples]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -148,7 +166,7 @@ def _side(who: str, workload: Workload, quick: bool) -> Iterator[Ask]:
 
 
 def peak_gflops(size: int = 1024, seconds: float = 0.5) -> float:
-    """What all cores together reach at fp32 matrix products, one compute thread each: the roofline."""
+    """The speed of all cores together at fp32 matrix products, one compute thread each: the roofline."""
     done = [0] * cores()
     until = time.perf_counter() + seconds
 
@@ -169,7 +187,7 @@ def peak_gflops(size: int = 1024, seconds: float = 0.5) -> float:
 
 
 def picture(result: dict[str, Any], path: Path) -> None:
-    """One bar a workload, with its goal and its floor."""
+    """Draw one bar per workload, with its goal and its floor."""
     from matplotlib.figure import Figure
 
     lines = [line for line in result["workloads"] if line["ratio"] is not None]

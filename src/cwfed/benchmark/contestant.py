@@ -1,4 +1,4 @@
-"""One side of a race, in a process of its own: it measures whenever it is told to.
+"""One side of a comparison, in a process of its own, which measures on request.
 
     python -m cwfed.benchmark.contestant reference|loop|auto WORKLOAD SAMPLES
 
@@ -24,7 +24,7 @@ from cwfed.benchmark.workloads import Workload, reference_module
 from cwfed.core.errors import CwfedError
 from cwfed.core.types import Uploads, nbytes
 from cwfed.data import Samples
-from cwfed.engine.worker import EVALUATION_BATCH
+from cwfed.engine.loaded_network import EVALUATION_BATCH
 from cwfed.federation import config as configs
 from cwfed.federation.experiment import Experiment
 from cwfed.federation.simulation import Simulation
@@ -102,7 +102,7 @@ def _aggregation(simulation: Simulation) -> Measure:
 
 
 def _memory(what: str) -> int:
-    """A figure of /proc/self/status in bytes; 0 where there is none."""
+    """A value of /proc/self/status in bytes; 0 if there is none."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

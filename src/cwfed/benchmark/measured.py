@@ -1,9 +1,9 @@
-"""Carries out a command and says at its end how it ended and what memory it needed; ends it when nobody waits for it any more.
+"""Runs a command and prints at the end how it ended and how much memory it needed; ends it if the process that asked for it ends.
 
     python -I -S measured.py COMMAND...
 
-The last line on standard output is JSON. This is a program of its own that imports nothing of ours: Linux counts the memory of whoever
-starts a process into that process's peak, so that must be somebody small.
+The last line on standard output is JSON. This is a separate program that imports nothing of cwfed: Linux counts the memory of a parent into the
+peak of the processes that it starts, so the parent must be small.
 """
 
 import json
@@ -16,7 +16,7 @@ import threading
 
 
 def main() -> None:
-    """Standard input is a pipe whose end is the end of whoever asked."""
+    """Standard input is a pipe that is closed when the process that asked ends."""
     process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
     def end_with_parent() -> None:

@@ -20,7 +20,7 @@ def algorithms(
     name: Annotated[str | None, typer.Argument(help="One algorithm, to be explained.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The algorithms and plug-ins, or one of them (such as fedavg+prior): its equations and settings."""
+    """List the algorithms and plug-ins, or explain one (such as fedavg+prior): its equations and settings."""
     import dataclasses
     import inspect
 
@@ -76,7 +76,7 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="One preset, such as digits/fedavg: as a config file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tuned settings that ship with cwfed, with how they were found; each is a config: cwfed run preset:NAME."""
+    """List tuned settings that come with cwfed, and how they were found; each can be run: cwfed run preset:NAME."""
     import dataclasses
 
     from cwfed.federation import preset
@@ -114,7 +114,7 @@ def cost(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """What each method costs: numbers the server stores and numbers that travel in a round."""
+    """Show what each method costs: numbers that the server stores, and numbers that are sent in a round."""
     import dataclasses
 
     from cwfed.federation.cost import costs

@@ -68,7 +68,7 @@ TrackOption = Annotated[
     ),
 ]
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Neither bars nor lines nor notes on stderr, only errors.")
+    bool, typer.Option("--quiet", "-q", help="Print only errors on stderr: no bars, lines or notes.")
 ]
 LogOption = Annotated[
     Path | None, typer.Option("--log", help="Add every evaluation, note and error to this file, with the time.")

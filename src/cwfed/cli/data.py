@@ -20,8 +20,8 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("list")
 def data_list(as_json: JsonOption = False) -> None:
-    """The data sets that have a name."""
-    from cwfed.data.sources import HUB
+    """List the data sets that have a name."""
+    from cwfed.data.from_hub import HUB
 
     named = [("digits", "inside scikit-learn", "images 8 x 8, always there")]
     named += [(name, hub.repository, "text" if hub.text else "images") for name, hub in HUB.items()]
@@ -54,8 +54,8 @@ def data_show(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who holds what: samples of each class at each client."""
-    from cwfed.data import who_holds_nothing
+    """Show which client holds what: samples of each class at each client."""
+    from cwfed.data import missing_data
     from cwfed.federation.experiment import deal
 
     chosen = load_config(config, set_ or [])
@@ -65,7 +65,7 @@ def data_show(
     clients = list(federation.names) or [str(client) for client in federation.shards]
     shifts = list(federation.shifts.values())
     if picture and not picture.suffix:
-        raise CwfedError(f"the picture {picture} needs an ending: .png, .svg or .pdf")
+        raise CwfedError(f"the picture {picture} needs a file extension: .png, .svg or .pdf")
     if picture:
         from cwfed.report import drawing, heatmaps
 
@@ -83,7 +83,7 @@ def data_show(
         return
     print_heat_map(histogram.tolist(), dataset.class_names, dataset.name, clients, shifts)
     samples, settings = chosen.data.samples or len(dataset.labels), chosen.data
-    for note in who_holds_nothing(federation, list(federation.shards), samples, settings.room, settings.validation):
+    for note in missing_data(federation, list(federation.shards), samples, settings.room, settings.validation):
         out.print(f"note: {escape(note)}", highlight=False)
     if picture:
         out.print(f"Drawn in {escape(str(picture))}")

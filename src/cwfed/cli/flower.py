@@ -37,7 +37,7 @@ def flower_new(
         int, typer.Option(min=1, help="Training samples that a client may claim: those of your largest one.")
     ] = 10_000,
 ) -> None:
-    """Write a Flower app that is ready for `flwr run`, with the guards of a federation of strangers."""
+    """Write a Flower app that is ready for `flwr run`, with guards against clients that are not trusted."""
     from cwfed.federation.settings import flat
     from cwfed.flower.plan import Plan
     from cwfed.flower.project import with_most_samples, write_project
@@ -157,7 +157,7 @@ def flower_deploy(
 
 @flower_app.command("key")
 def flower_key(folder: NodeArgument) -> None:
-    """Make a node's key, or a new one; the public half is for the server's operator."""
+    """Make a node's key, or replace it; send the public key to the server's operator."""
     from cwfed.flower.service import Node
 
     node = Node(folder)
@@ -171,7 +171,7 @@ def flower_key(folder: NodeArgument) -> None:
 def flower_admit(
     folder: ServerArgument, name: NameArgument, key: Annotated[Path, typer.Argument(help="Its public key.")]
 ) -> None:
-    """Let a node take part under a name; a new key takes the place of the one it had."""
+    """Let a node take part under a name; a new key replaces the one that it had."""
     from cwfed.flower.service import Server
 
     replaced = Server(folder).admit(name, key)
@@ -180,7 +180,7 @@ def flower_admit(
 
 @flower_app.command("exclude")
 def flower_exclude(folder: ServerArgument, name: NameArgument) -> None:
-    """Let a node take part no longer: its key is refused at once."""
+    """Exclude a node: its key is refused from now on."""
     from cwfed.flower.service import Server
 
     Server(folder).exclude(name)
@@ -199,7 +199,7 @@ def flower_sign(folder: DeploymentArgument) -> None:
 
 @flower_app.command("certify")
 def flower_certify(folder: DeploymentArgument) -> None:
-    """A new certificate and key for the server, from the same authority; then restart the server."""
+    """Make a new certificate and key for the server, from the same authority; then restart the server."""
     from cwfed.flower.deploy import certify
 
     certify(folder)
@@ -208,7 +208,7 @@ def flower_certify(folder: DeploymentArgument) -> None:
 
 @flower_app.command("serve")
 def flower_serve(folder: ServerArgument) -> None:
-    """Be the server: the SuperLink on the loopback, the gate for nodes, the run. What dies is started again."""
+    """Run the server: the SuperLink on the loopback, the gate for nodes, the run. Programs that die are restarted."""
     from cwfed.flower import logs
     from cwfed.flower.service import Server
 
@@ -218,7 +218,7 @@ def flower_serve(folder: ServerArgument) -> None:
 
 @flower_app.command("join")
 def flower_join(folder: NodeArgument) -> None:
-    """Be a node. It runs signed apps only; what dies is started again."""
+    """Run a node, which runs signed apps only; programs that die are restarted."""
     from cwfed.flower import logs
     from cwfed.flower.service import Node
 
@@ -228,7 +228,7 @@ def flower_join(folder: NodeArgument) -> None:
 
 @flower_app.command("unit")
 def flower_unit(folder: Annotated[Path, typer.Argument(help="The server's folder, or a node's.")]) -> None:
-    """Print a systemd unit that serves, or joins, on this machine, and starts again whatever happens."""
+    """Print a systemd unit that runs this server or node on this machine, and restarts it if it ends."""
     from cwfed.flower.service import unit
 
     print(unit(folder), end="")
@@ -256,7 +256,7 @@ def flower_stop(folder: ServerArgument) -> None:
 
 @flower_app.command("status")
 def flower_status(folder: ServerArgument, as_json: JsonOption = False) -> None:
-    """How a federation is. The exit code is 1 where something needs its operator."""
+    """Show the state of a federation. The exit code is 1 if its operator must do something."""
     from cwfed.flower.service import Server
     from cwfed.flower.status import health
 
@@ -275,7 +275,7 @@ def flower_rollback(
     folder: Annotated[Path, typer.Argument(help="The server's folder, or any run folder.")],
     round_: Annotated[int, typer.Option("--round", min=0, help="The round to go back to.")],
 ) -> None:
-    """Go back to the checkpoint of a round; what came after it is put aside, and the run goes on from there."""
+    """Go back to the checkpoint of a round, from which the run will continue; later files are moved aside."""
     from cwfed.runs.folder import RunFolder
 
     run = RunFolder(folder / "run" if (folder / "server.toml").exists() else folder)

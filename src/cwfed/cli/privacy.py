@@ -26,7 +26,7 @@ def privacy(
     formats: Annotated[str, typer.Option(help="Of the picture: png, pdf, svg; separated by commas.")] = "png,svg",
     as_json: JsonOption = False,
 ) -> None:
-    """How well the server can rebuild each client's class counts from what it received, round by round."""
+    """Measure how well the server can rebuild each client's class counts from what it received, round by round."""
     from cwfed.report import audit as auditing
     from cwfed.report import drawing, finished
 

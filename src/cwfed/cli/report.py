@@ -29,7 +29,7 @@ def report(
     out_file: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The page's title.")] = "",
 ) -> None:
-    """One page about finished runs: table, curves, clients, heat maps. It works offline, in one file."""
+    """Write one page about finished runs: table, curves, clients, heat maps. It works offline, in one file."""
     from cwfed.report import page
     from cwfed.report.groups import APART
 
@@ -53,7 +53,7 @@ def figures(
     out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for pictures and tables.")] = Path("figures"),
     formats: Annotated[str, typer.Option(help="png, pdf, svg; separated by commas.")] = "pdf,png",
 ) -> None:
-    """Pictures for a paper, and tables as LaTeX, Markdown and CSV, of finished runs."""
+    """Draw pictures of finished runs for a paper, and write tables as LaTeX, Markdown and CSV."""
     from cwfed.report import drawing, tables
     from cwfed.report.figures import everything
 

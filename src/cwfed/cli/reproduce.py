@@ -43,14 +43,14 @@ def reproduce(
     ] = "",
     set_: SetOption = None,
     formats: Annotated[str, typer.Option(help="Picture formats: png, pdf, svg.")] = "png,pdf",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run and what it costs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and what it costs.")] = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only judge and draw what has been run.")] = False,
     data_dir: DataDirOption = None,
     quiet: QuietOption = False,
     log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The paper's tables and figures: run what they need, put our numbers beside the published ones, judge."""
+    """Reproduce the paper's tables and figures: run what they need, compare our numbers with the published ones, judge."""
     from cwfed import reproduce as reproducing
     from cwfed.report.drawing import check_formats
     from cwfed.runs import compare
@@ -59,7 +59,7 @@ def reproduce(
         _print_list(as_json)
         return
     if scale not in reproducing.SCALES:
-        raise ConfigError(f"--scale {scale!r} is none of {', '.join(reproducing.SCALES)}")
+        raise ConfigError(f"--scale {scale!r} must be one of {', '.join(reproducing.SCALES)}")
     known = {name: [reproducing.find(name)] for name in names if name != "all"}
     known["all"] = [item for item in reproducing.items().values() if not item.beyond]
     chosen = list({item.name: item for name in names for item in known[name]}.values())

@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Run one experiment and leave its folder."""
     from cwfed import api
-    from cwfed.runs import session
+    from cwfed.runs import resuming
     from cwfed.runs.folder import RunFolder
 
     if resume and out_dir is None:
@@ -56,7 +56,7 @@ def run(
     chosen = None
     if not (resume and config is None and not settings):
         chosen = load_config(config, settings, out_dir if resume and config is None else None)
-    for note in [] if quiet else session.not_alone(config):
+    for note in [] if quiet else resuming.not_alone(config):
         err.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     folder = out_dir or _free_folder(chosen)
     with progress(folder, f"resume it: cwfed run --resume --out {folder}", quiet=quiet, log=log) as watch:
@@ -98,7 +98,7 @@ def compare(
     log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run several algorithms and seeds; one table, one page. Finished runs are reused, interrupted ones are resumed."""
+    """Run several algorithms and seeds, for one table and one page. Finished runs are reused, interrupted ones are resumed."""
     show = Show(quiet, log, as_json)
     _compare(
         load_config(config, set_ or []), algorithms, seeds, out_dir, show, data_dir, track or (), jobs, set_ or []
@@ -109,7 +109,7 @@ def compare(
 def demo(
     out_dir: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs and the report.")] = Path("demo"),
 ) -> None:
-    """FedAvg against cwFedAvg on the digits inside scikit-learn: about a minute, a table and a page."""
+    """Compare FedAvg with cwFedAvg on the digits of scikit-learn: about a minute, a table and a page."""
     from cwfed.federation import config as configs
 
     out.print(
@@ -159,13 +159,13 @@ def bench(
     ] = Path("bench"),
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the engines side by side with published-style code, or with PFLlib: ratios, JSON, one picture.
+    """Compare the speed of the engines with code written as published code is, or with PFLlib: ratios, JSON, one picture.
 
     Against PFLlib: the same split, model, initial weights and settings, five rounds unless --set train.rounds=N, each program in processes
     of its own, in turn; seconds per round, peak memory and accuracy of both. The checkout is only read.
     """
     from cwfed import benchmark
-    from cwfed.benchmark import pfllib
+    from cwfed.benchmark import against_pfllib
 
     if against and against[0] != "pfllib":
         raise CwfedError(f"--against {against[0]!r} is not known: it is --against pfllib DIR")
@@ -179,7 +179,7 @@ def bench(
         raise CwfedError(f"--out {out_dir} cannot be made: {error.strerror}") from None
     with err.status("starting") as status:
         if against:
-            result = pfllib.bench(
+            result = against_pfllib.bench(
                 against[1],
                 out_dir,
                 config,

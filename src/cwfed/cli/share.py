@@ -19,29 +19,39 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a folder with runs below it.")],
     out_path: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The archive; of several runs, the folder for their archives."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="The archive; of several runs, the folder for their archives, laid out as the runs are.",
+        ),
     ] = None,
 ) -> None:
-    """A small archive of a finished run: config, manifest, events, summary and their checksums; no models."""
-    from cwfed.report.finished import folders
+    """Write a small archive of a finished run: config, manifest, events, summary and their checksums; no models."""
+    from cwfed.report.finished import folders, go_on
     from cwfed.report.tables import size
     from cwfed.runs import archive
+    from cwfed.runs.folder import RunFolder
 
     found = list(folders([run]))
     if found == [run]:
-        targets = [out_path or Path(f"{run.resolve().name}{archive.ENDING}")]
+        if archive.is_archive(run):
+            raise RunError(f"{run} is an archive already")
+        targets = {run: out_path or Path(f"{run.resolve().name}{archive.ENDING}")}
     else:
         place = out_path or Path(f"{run.resolve().name}-archives")
-        names = ["-".join(path.relative_to(run).parts) for path in found]
-        targets = [place / f"{name.removesuffix(archive.ENDING)}{archive.ENDING}" for name in names]
-    for path, target in zip(found, targets, strict=True):
+        done = [path for path in found if RunFolder(path).finished]
+        targets = {path: (place / path.relative_to(run)).with_name(f"{path.name}{archive.ENDING}") for path in done}
+        for path in found:
+            if path not in targets and not archive.is_archive(path):
+                out.print(escape(f"left out: {path} is not finished; {go_on(path)} resumes it"), highlight=False)
+        if not targets:
+            raise RunError(f"{run} has no finished run: there is no result to share")
+    for path, target in targets.items():
         if target.suffix != archive.ENDING:
             raise CwfedError(f"--out {target}: the name of an archive ends with {archive.ENDING}")
-        if archive.is_archive(path):
-            raise RunError(f"{path} is an archive already")
         archive.write(path, target)
         out.print(f"[bold]{escape(str(target))}[/bold] ({size(target.stat().st_size)})", highlight=False)
-    out.print("cwfed report and cwfed leaderboard read it", highlight=False)
+    out.print("cwfed report and cwfed leaderboard read archives as they read folders", highlight=False)
 
 
 @app.command()
@@ -53,7 +63,7 @@ def leaderboard(
     title: Annotated[str, typer.Option(help="The page's title.")] = "Leaderboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Tables and a page of many people's runs: their checksums are checked, and only what can be compared is ranked together."""
+    """Make tables and a page of many people's runs. Checksums are verified, and only comparable runs are ranked together."""
     from cwfed.report import leaderboard as boards
 
     found, left_out = boards.collect(places)
@@ -101,7 +111,7 @@ def pull(
     out_dir: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder.")] = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit; default: main.")] = None,
 ) -> None:
-    """Get a run from the hub: its numbers are checked, nothing of it is run."""
+    """Get a run from the hub. Its numbers are checked; none of its code is run."""
     from cwfed.runs import hub as pulling
 
     found = pulling.pull(repo, out_dir or Path("runs") / repo.replace("/", "-"), revision=revision)

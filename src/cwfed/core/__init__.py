@@ -1,1 +1,1 @@
-"""What everything stands on: messages, maths, randomness, errors, events, files. Imports nothing else of ours."""
+"""The base of everything: messages, maths, randomness, errors, events, files. Imports nothing else of cwfed."""

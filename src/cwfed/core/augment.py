@@ -16,11 +16,11 @@ from torch import Tensor
 Augment: TypeAlias = Literal["none", "crop", "flip", "crop-flip"]
 
 PAD = 4
-"""Pixels by which an image may be shifted; what comes in from outside is black, the least that a pixel can be."""
+"""The most pixels by which an image is shifted; the new border is black, the least value of a pixel."""
 
 
 def draw(kind: Augment, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
-    """For samples in an array of this shape: (shift down, shift right, mirrored) of each, on a last axis."""
+    """Random changes for samples in an array of this shape; a last axis has (shift down, shift right, mirrored)."""
     crops = "crop" in kind
     shifts = rng.integers(0, 2 * PAD + 1, (*shape, 2)) if crops else np.full((*shape, 2), PAD)
     mirrored = rng.integers(0, 2, (*shape, 1)) if "flip" in kind else np.zeros((*shape, 1), np.int64)

@@ -1,4 +1,4 @@
-"""What goes wrong, said in one sentence: every error here is meant to be read by the user as it is."""
+"""Errors whose message is one sentence that the user can read as it is."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from difflib import get_close_matches
 from typing import Any
 
 MOST_TEXT = 2000
-"""Characters of a sentence that may hold text from outside."""
+"""The most characters of a sentence that may contain text from outside."""
 MOST_NAME = 100
-"""The same of a name: a class, a column, a folder."""
+"""The most characters of a name: a class, a column, a folder."""
 MOST_NAMES = 100
-"""How many names a sentence lists."""
+"""The most names that a sentence lists."""
 _JOINERS = "\u200c\u200d"
-"""Not printable by themselves, but Persian, Hindi and emoji are written with them."""
+"""Characters that are not printable by themselves, but that Persian, Hindi and emoji need."""
 
 
 def plain(text: str, most: int = MOST_TEXT, keep: str = "") -> str:
-    """Text from outside as it may reach a terminal, a log or an event: one line, no control characters, not without end.
+    """Text from outside, made safe for a terminal, a log or an event: one line, no control characters, limited length.
 
-    What is too long loses its middle: both what is wrong and what to do about it stay.
+    A text that is too long loses its middle, so that both the problem and the advice stay.
 
     >>> plain("red \\x1b[31m and\\na line")
     'red �[31m and a line'
@@ -37,7 +37,7 @@ def plain(text: str, most: int = MOST_TEXT, keep: str = "") -> str:
 class CwfedError(Exception):
     """Something the user can fix; the command line prints it without a traceback.
 
-    The sentence may hold what others wrote (names of columns, of tensors, a node's reason): it is made plain here.
+    The sentence may contain text from outside (names of columns or tensors, a node's reason), so it is passed through `plain`.
 
     Examples:
         >>> import cwfed
@@ -61,25 +61,25 @@ class DataError(CwfedError):
 
 
 class RunError(CwfedError):
-    """A run cannot start, go on or be read: folder in use, foreign checkpoint, diverged training."""
+    """A run cannot start, be continued or be read: the folder is in use, the checkpoint is another run's, the training diverged."""
 
 
 class WorkerLost(RunError):
-    """A worker process has ended by itself; what was done before it is whole, and the run can be resumed."""
+    """A worker process has ended by itself; the rounds before are intact, and the run can be resumed."""
 
 
 class GivenUp(RunError):
-    """A run would never learn anything: every update was refused, round after round, mostly because the training diverged."""
+    """A run is given up because every update was refused for several rounds, mostly because the training diverged."""
 
 
 class Interrupted(CwfedError):
-    """Ctrl-C, with a word on how to go on."""
+    """Ctrl-C, with a sentence about how to continue."""
 
 
 class StopRun(Exception):
     """Raised by a listener (`on_event`): the run stops after this round, cleanly; with a folder it can be resumed.
 
-    It is no error: `cwfed.run` gives the result of the rounds that are done, whose `stopped` has the reason.
+    It is not an error: `cwfed.run` returns the result of the rounds that are done, with the reason in `stopped`.
 
     Examples:
         >>> import cwfed

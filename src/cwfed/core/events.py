@@ -1,4 +1,4 @@
-"""What happened, one JSON line each. Everything that a report shows is read from these."""
+"""Events: what happened in a run, one JSON line each. Reports are made from these alone."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class PerClass:
     samples: list[int]
     right: list[int]
     predicted: list[int]
-    """How often the class was the answer."""
+    """How often each class was predicted."""
     loss: list[float | None]
-    """Summed cross-entropy; None where it is beyond all bounds."""
+    """Summed cross-entropy of each class; None where it is not finite."""
 
     @classmethod
     def of(cls, table: metrics.Sums) -> PerClass:
@@ -57,21 +57,21 @@ class PhaseResult:
     validation: float | None
     """The same on the held-out part of the training data; None where nothing is held out."""
     loss: float | None
-    """Mean test cross-entropy; None where it is beyond all bounds."""
+    """Mean test cross-entropy; None if it is not finite."""
     right: list[int]
-    """Right test answers of each evaluated client; `Started` has how many samples each has."""
+    """Right test answers of each evaluated client; `Started.test_samples` has their numbers of test samples."""
     clients: list[int] | None = None
-    """In a real federation: whose answers these are, where that may differ from `Started`."""
+    """In a real federation: the clients that were measured, which may differ from those in `Started`."""
     samples: list[int] | None = None
-    """And how many test samples each of them has."""
+    """The number of test samples of each of these clients."""
     metrics: dict[str, float | None] = field(default_factory=dict)
-    """All other metrics (`metrics.py`) over all test samples; runs of earlier versions have none of them, nor what follows."""
+    """All other metrics (`metrics.py`) over all test samples. Runs of earlier versions have neither these nor the fields below."""
     validation_metrics: dict[str, float | None] = field(default_factory=dict)
     """All but the accuracy on the held-out data."""
     client_metrics: dict[str, list[float | None]] = field(default_factory=dict)
     """All but the accuracy of each evaluated client; None for one without test samples."""
     classes: PerClass | None = None
-    """None too where a client of a real federation does not tell it."""
+    """None also if a client of a real federation does not send it."""
 
     def value(self, metric: str) -> float | None:
         """A metric over all test samples."""
@@ -112,42 +112,45 @@ class Started:
     pick: str = "accuracy"
     """The metric that rounds are picked by."""
     lower_is_better: list[str] = field(default_factory=lambda: ["loss"])
-    """The metrics of which less is better."""
+    """The metrics for which a lower value is better."""
     names: list[str] = field(default_factory=list)
-    """What the evaluated clients are called, where the data or the split say so."""
+    """The names of the evaluated clients, if the data or the split have names."""
 
     def worth(self, value: float | None) -> float:
-        """What a round is picked by: more is better."""
+        """The number by which rounds are picked; more is better."""
         return metrics.worth(value, self.pick in self.lower_is_better)
 
 
 @dataclass(frozen=True)
 class Portrait:
-    """The models at the end of a run, seen through their output layers: what heat maps show."""
+    """The output layers of the models at the end of a run, for heat maps."""
 
     clients: list[int]
-    """Whom the rows stand for: the evaluated clients, at most `portrait.PORTRAYED` of them."""
+    """The clients of the rows: the evaluated ones, at most `portrait.PORTRAYED`."""
     distribution: list[list[float]]
     """p, their true class distributions (clients x classes, training data)."""
     received: list[list[float]]
     """Norms of the output layer's rows (clients x classes) of the models as the server hands them out next."""
     trained: list[list[float] | None]
-    """The same after the last local training, as uploaded; None for a client that sat out and keeps no model."""
+    """The same of the models after the last local training; None for a client that did not take part and keeps no model."""
     mixture: list[list[float] | None] | None
-    """Shares of the last uploads, in the order of `participants`, in each client's handed-out output layer; a row is
-    None where the layer is no mixture of them, all is None where there are too few numbers or too many uploads to say."""
+    """The shares of the last uploads, in the order of `participants`, in the output layer that each client is handed out. A row is None if
+    the layer is not a mixture of them; all is None if there are too few numbers or too many uploads to find out."""
     classes: list[list[float]] | None
     """Row norms of the class models (class models x classes), for algorithms that have them."""
+    sent: list[list[float] | None] | None = None
+    """Row norms as uploaded in the last round, which p~ is read from; None for a client that sat out. All is None where no output layer
+    is uploaded, and in runs of earlier versions."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """How near one estimate of the participants' class distributions, made from their uploads, comes to the true ones."""
+    """How close one estimate of the participants' class distributions, made from their uploads, is to the true ones."""
 
     error: list[float]
-    """Of each participant: total variation, |p - p~|_1 / 2: the share of its samples that the estimate puts in a wrong class."""
+    """For each participant the total variation |p - p~|_1 / 2: the share of its samples that the estimate puts in a wrong class."""
     rank: list[float | None]
-    """Spearman's rank correlation of p~ with p; None where either does not vary."""
+    """Spearman's rank correlation of p~ with p; None if either is constant."""
     auc: list[float | None]
     """The chance that a class it lacks has a smaller p~ than one it has; None for a client that has all."""
     samples: float
@@ -164,11 +167,11 @@ class Spent:
 
     delta: float
     epsilon: dict[str, float | None]
-    """By client, of those that took part; None is without bound."""
+    """By client that took part; None: without bound."""
     histogram: float
-    """How much of each epsilon went into the class histogram."""
+    """The part of each epsilon that was spent on the class histogram."""
     known: str = ""
-    """Where the noise comes from and who kept the account; events of earlier versions do not say it."""
+    """Where the noise comes from and who kept the account; empty in events of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +189,11 @@ class Round:
     kind: ClassVar[str] = "round"
     round: int
     participants: list[int]
-    """Whose model was aggregated."""
+    """The clients whose models were aggregated."""
     dropped: list[int]
-    """Who got a model and never answered."""
+    """The clients that got a model and did not answer."""
     loss: float | None
-    """Mean training cross-entropy of the participants; None in a round without any."""
+    """Mean training cross-entropy of the participants; None in a round without participants."""
     penalty: float | None
     client_loss: list[float]
     """Training cross-entropy of each participant."""
@@ -210,26 +213,26 @@ class Round:
     portrait: Portrait | None = None
     """In the last round."""
     refused: dict[str, str] = field(default_factory=dict)
-    """By client, why its update was left out of the round; it is not among the participants."""
+    """By client, why its update was left out of the round; such a client is not among the participants."""
     skipped: str = ""
-    """Why nothing was aggregated, where too few updates were good: then good ones were left out too."""
+    """Why nothing was aggregated: too few updates were good. Then good ones were left out too."""
     scaled_back: list[int] = field(default_factory=list)
-    """Whose update was longer than `guard.norm_bound` allows."""
+    """The clients whose update was longer than `guard.norm_bound` allows."""
     down_to_measure: int = 0
     """In a real federation: bytes sent to clients only to measure the models there."""
     leaks: dict[str, Leak] = field(default_factory=dict)
-    """By estimate (`leak.py`), what the uploads say about the participants' classes; in the order of `participants`."""
+    """By estimate (`leak.py`), what the uploads reveal about the participants' classes; in the order of `participants`."""
     spent: Spent | None = None
     """In the last round, with differential privacy."""
     at: str = ""
-    """In a real federation: when it was over, in UTC."""
+    """In a real federation: when the round was over, in UTC."""
     stopped: str = ""
-    """In the last round: why it is the last, where there were to be more (`run.patience`)."""
+    """In the last round: why the run ends before `train.rounds` (`run.patience`)."""
 
 
 @dataclass(frozen=True)
 class Newcomers:
-    """At the end: how good the models are that clients get which never took part.
+    """At the end: how good the models are for clients that never took part.
 
     Examples:
         >>> import cwfed
@@ -243,12 +246,12 @@ class Newcomers:
     histogram: float
     """Test accuracy with the model made from the client's label histogram."""
     uniform: float
-    """The same where the client says nothing about itself."""
+    """The same if the client tells nothing about itself."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something a reader of the results should know: a resume, another kind of CPU, a damaged checkpoint.
+    """Something that a reader of the results should know: a resume, another kind of CPU, a damaged checkpoint.
 
     Examples:
         >>> import cwfed
@@ -260,22 +263,25 @@ class Note:
     kind: ClassVar[str] = "note"
     message: str
     at: str = ""
-    """In a real federation: when, in UTC."""
+    """In a real federation: the time in UTC."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", plain(self.message, MOST_NOTE))
 
 
 MOST_NOTE = 4000
-"""Characters of a note: it may list many classes."""
+"""The most characters of a note, which may list many classes."""
 
 Event = Started | Round | Newcomers | Note
 
 
 def to_json(event: Event) -> str:
-    """One line."""
+    """An event as one line of JSON."""
     fields = dataclasses.asdict(event)
-    for key in ("at", "names"):  # a simulation is the same whenever it is made; few data have clients with names
+    for key in (
+        "at",
+        "names",
+    ):  # left out when empty: a simulation has no times, and few data have clients with names
         if not fields.get(key, "-"):
             del fields[key]
     return json.dumps({"event": event.kind, **fields}, allow_nan=False)
@@ -286,7 +292,7 @@ _READERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls in
 
 
 def from_json(line: str) -> Event:
-    """The event of a line; raises ValueError for anything else."""
+    """The event in a line; ValueError for anything else."""
     try:
         fields: dict[str, Any] = json.loads(line, parse_constant=_refuse, parse_float=_finite)
         kind = fields.pop("event")
@@ -297,7 +303,9 @@ def from_json(line: str) -> Event:
     if unknown := fields.keys() - {f.name for f in dataclasses.fields(_KINDS[kind])}:
         raise ValueError(f"not an event of this version: it has {min(unknown)!r}")
     try:
-        event: Event = _READERS[kind].validate_json(line, strict=True)  # what is JSON may make a dataclass
+        event: Event = _READERS[kind].validate_json(
+            line, strict=True
+        )  # strict JSON: a JSON object may become a dataclass
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -306,7 +314,7 @@ def from_json(line: str) -> Event:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _finite(digits: str) -> float:
@@ -315,7 +323,7 @@ def _finite(digits: str) -> float:
 
 
 def read(path: Path) -> list[Event]:
-    """All events of a run. An unfinished last line, left by a kill, is passed over."""
+    """All events of a run. An unfinished last line, left by a killed process, is skipped."""
     try:
         return parse(files.read_bytes(path), path)
     except OSError as error:
@@ -323,7 +331,7 @@ def read(path: Path) -> list[Event]:
 
 
 def parse(content: bytes, path: Path) -> list[Event]:
-    """The events in the content of this file."""
+    """The events in the content of the file `path`."""
     found: list[Event] = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:

@@ -1,6 +1,6 @@
-"""Files that are whole or not at all, and sealed: each says its own checksum, so that a damaged one is noticed.
+"""Files that are written whole or not at all, and that contain their own checksum (a seal), so that damage is noticed.
 
-A seal finds damage, not forgery: whoever writes a file can seal it. Files of earlier versions have none and are taken as they are.
+A seal shows damage, not forgery: anyone who can write a file can seal it. Files of earlier versions have no seal and are accepted as they are.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from cwfed.core.errors import RunError
 
 MOST_BYTES = 2**31
-"""Bytes of a file that is read as a whole: more would be a mistake, or somebody who wants our memory."""
+"""The most bytes of a file that is read as a whole: a larger one is a mistake, or an attack on our memory."""
 MOST_TABLE = 2**28
-"""The same of a JSON table, which takes some ten times its bytes in memory."""
+"""The most bytes of a JSON table, which takes some ten times its size in memory."""
 SEAL = "sha256"
 _LINE = "# sha256 of the lines below: "
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A small text file: it appears under its name only when it is complete and on disk."""
+    """Write a small text file: it appears under its name only when it is complete and on disk."""
     scratch = path.with_name(f".{path.name}.new")
     try:
         scratch.write_text(text, encoding="utf-8")
@@ -36,15 +36,15 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def put_in_place(scratch: Path, path: Path) -> None:
-    """Give a complete file its name; neither its contents nor its name are lost when the power fails after this."""
+    """Give a complete file its name. After this, a power failure loses neither its contents nor its name."""
     _to_disk(scratch)
     os.replace(scratch, path)
     _to_disk(path.parent)
 
 
 def put_folder_in_place(scratch: Path, folder: Path) -> None:
-    """The same for a folder that may have a predecessor. A kill in between leaves the predecessor as `replaced(folder)`."""
-    for path in sorted(scratch.rglob("*"), reverse=True):  # what is in a folder comes before it
+    """The same for a folder that may replace an existing one. If the process is killed in between, the existing one is in `replaced(folder)`."""
+    for path in sorted(scratch.rglob("*"), reverse=True):  # the contents of a folder come before the folder
         _to_disk(path)
     _to_disk(scratch)
     before = replaced(folder)
@@ -57,7 +57,7 @@ def put_folder_in_place(scratch: Path, folder: Path) -> None:
 
 
 def replaced(folder: Path) -> Path:
-    """Where a folder is while another takes its place."""
+    """The name of a folder while another takes its place."""
     return folder.with_name(f".{folder.name}.old")
 
 
@@ -70,7 +70,7 @@ def _to_disk(path: Path) -> None:
 
 
 def check_regular(path: str | Path, most: float = math.inf) -> None:
-    """OSError unless a path leads to a file of at most so many bytes: a pipe would hang us, a device never end."""
+    """OSError unless the path is a regular file of at most so many bytes: reading a pipe could hang, and a device might never end."""
     found = Path(path).stat()
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -82,7 +82,7 @@ def check_regular(path: str | Path, most: float = math.inf) -> None:
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """All of a file that may be from outside."""
+    """The content of a file that may come from outside."""
     check_regular(path, most)
     return Path(path).read_bytes()
 
@@ -94,7 +94,7 @@ def read_text(path: str | Path, most: int = MOST_TABLE) -> str:
 
 
 def read_table(path: Path, missing: str = "") -> dict[str, Any]:
-    """The JSON table in a file, without its seal; RunError where it is damaged, or with other words where it is missing."""
+    """The JSON table in a file, without its seal; RunError if it is damaged, or (`missing`) if there is none."""
     try:
         found = json.loads(read_text(path))
         if isinstance(found, list):  # the vocabulary of an earlier version
@@ -114,7 +114,7 @@ def seal_table(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_table(table: dict[str, Any]) -> dict[str, Any]:
-    """The table without its seal; ValueError where it is not what was sealed."""
+    """The table without its seal; ValueError if the two do not match."""
     content = {key: value for key, value in table.items() if key != SEAL}
     if SEAL in table and table[SEAL] != _checksum(content):
         raise ValueError("its contents do not match their checksum")
@@ -126,17 +126,17 @@ def _checksum(table: dict[str, Any]) -> str:
 
 
 def seal_text(text: str) -> str:
-    """A text below a comment with its checksum: a text that was cut off is noticed too."""
+    """A text below a comment line with its checksum; a text that was cut off is noticed too."""
     return f"{_LINE}{sha256(text.encode())}\n{text}"
 
 
 def has_seal(text: str) -> bool:
-    """Whether a text says its checksum."""
+    """Whether a text begins with its checksum."""
     return text.startswith(_LINE)
 
 
 def is_whole_text(text: str) -> bool:
-    """Whether a text is what was sealed."""
+    """Whether a text matches its checksum; true if it has none."""
     line, _, below = text.partition("\n")
     return not has_seal(line) or line.removeprefix(_LINE) == sha256(below.encode())
 

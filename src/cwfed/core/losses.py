@@ -33,13 +33,13 @@ def gradient(network: Network, params: Params, batch: Batch, moving: Collection[
 
 
 def moving(params: Params) -> list[str]:
-    """The names of those that a pass trains; the others are fixed."""
+    """The names of the parameters that a pass trains; the others are fixed."""
     return [name for name, w in params.items() if w.requires_grad]
 
 
 def proximal(params: Params, anchor: Params) -> Tensor:
     """||w - anchor||^2 over the trained parameters."""
-    # torch's own loss: two passes over the weights in each direction, half of what a difference and its square take
+    # torch's own loss passes over the weights twice in each direction; a difference and its square take twice as much
     return torch.stack([F.mse_loss(w, anchor[name], reduction="sum") for name, w in params.items()]).sum()
 
 
@@ -81,7 +81,7 @@ def uniformity(features: Tensor) -> Tensor:
 
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
-"""Of FedCP's kernels."""
+"""The widths of FedCP's kernels."""
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is measured of a model: sums that add up over samples and clients, and the numbers that are made from them.
+"""What is measured of a model: sums that add up over samples and clients, and the numbers computed from them.
 
 One table serves all metrics that are built in. For each class it has the samples, the right answers, how often the class
 was predicted, and the summed cross-entropy. With N_k, R_k, P_k and L_k of class k, and sums over the classes:
@@ -8,7 +8,7 @@ was predicted, and the summed cross-entropy. With N_k, R_k, P_k and L_k of class
     macro_f1             mean of 2 R_k / (N_k + P_k) over the classes that have samples or were predicted
     loss                 sum L_k / sum N_k
 
-Classes that are absent are treated as scikit-learn does. A metric of the user's own is one more `Metric`.
+Absent classes are treated as in scikit-learn. A metric of the user's own is another `Metric`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Sums = NDArray[np.float64]
 SAMPLES, RIGHT, PREDICTED, LOSS = range(4)
 """The rows of the table of one model on one client's data; its columns are the classes."""
 PER_CLASS = "per class"
-"""Under this name the table goes; an own metric's sums go under the metric's name."""
+"""The key of the table; the key of an own metric's sums is the metric's name."""
 MOST_SUMS = 10_000
-"""An own metric has at most so many sums: every client has them, for each of its models."""
+"""The most sums of an own metric: they are stored for every client and each of its models."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Metric:
     """For `run.pick` and `run.patience`."""
 
     def values(self, rows: Sums) -> list[float | None]:
-        """The value of each row of sums; None where these sums have none, or it is not a finite number."""
+        """The value of each row of sums; None if it cannot be computed or is not finite."""
         return [self._value(torch.from_numpy(row)) for row in rows]
 
     def _value(self, sums: Tensor) -> float | None:
         try:
             return finite(float(self.value(sums)))
-        except Exception:  # a division by a sum that is zero, say: it had a number when it was tried
+        except Exception:  # such as a division by a sum of zero; in general it works, as it was tried before round 1
             return None
 
 
@@ -136,7 +136,7 @@ def per_class(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _OfClasses(Metric):
-    """A metric of the common table, for many tables at once."""
+    """A metric of the common table, computed for many tables at once."""
 
     def values(self, rows: Sums) -> list[float | None]:
         return [finite(value) for value in self.value(rows).tolist()]  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def is_share(name: str) -> bool:
 
 
 class Own(NamedTuple):
-    """A metric of the user's that adds up."""
+    """A metric of the user's own that was tried and adds up."""
 
     name: str
     metric: Metric
@@ -186,7 +186,7 @@ def name_of(setting: str) -> str:
 
 
 def check_names(settings: Sequence[str], pick: str) -> None:
-    """ValueError where metrics cannot be told apart, or none is called `pick`. Nothing is imported."""
+    """ValueError if two metrics have the same name, or none is called `pick`. Nothing is imported."""
     for setting in settings:
         if not name_of(setting).isidentifier():
             known = ", ".join(BUILT_IN)
@@ -206,7 +206,7 @@ def load(settings: Sequence[str], classes: int) -> tuple[Own, ...]:
 
 
 def _tried(setting: str, metric: Any, classes: int) -> Own:
-    """Made-up answers, whole and in two lots: what is wrong with a metric shows here, and not in round 1."""
+    """Try a metric on made-up answers, all at once and in two parts, so that mistakes show before round 1."""
     what = f"the metric {setting!r}"
     if not isinstance(metric, Metric):
         raise ConfigError(f"{what} must be a cwfed.Metric(sums, value), it is a {type(metric).__name__}")
@@ -259,7 +259,7 @@ class Tally:
     sums: Mapping[str, Sums] = field(default_factory=dict)
     """The table of all classes under `PER_CLASS`, and the sums of each own metric under its name."""
     values: Mapping[str, float | None] = field(default_factory=dict)
-    """In a real federation: the metrics of a client that does not tell its sums."""
+    """In a real federation: the metrics of a client that does not send its sums."""
 
     def value(self, name: str, key: str, metric: Metric) -> float | None:
         """A metric of this client alone."""
@@ -276,7 +276,7 @@ class Tally:
         return cls(tree["right"], tree["loss"], {n: s.numpy() for n, s in tree["sums"].items()}, tree["values"])
 
     def fits(self, own: Sequence[Own], classes: int) -> bool:
-        """Whether this is of an experiment with these metrics; it may be from a file."""
+        """Whether this tally, which may come from a file, belongs to an experiment with these metrics and classes."""
         shapes = {PER_CLASS: (4, classes)} | {name: shape for name, _, shape in own}
         sums = self.sums.keys() == shapes.keys() and all(self.sums[n].shape == shape for n, shape in shapes.items())
         numbers = (self.right, self.loss, *(value for value in self.values.values() if value is not None))
@@ -284,9 +284,9 @@ class Tally:
 
 
 class Places:
-    """Where the answers to some samples are counted: each sample is of a class and of a part, such as a client's test data.
+    """Counts answers to some samples, by class and by part; a part is, for example, a client's test data.
 
-    They stay the same for the same samples, whatever the model. A part that is not among the first `parts` is not counted.
+    It can be reused for the same samples with other models. Samples of parts beyond the first `parts` are not counted.
     """
 
     def __init__(self, labels: NDArray[np.int64], part: NDArray[np.int64], parts: int, classes: int) -> None:
@@ -336,13 +336,13 @@ class OwnSums:
 
 
 def everything(own: Sequence[Own]) -> list[tuple[str, str, Metric]]:
-    """All metrics but the accuracy, which is counted anyway: the name, under what its sums go, and what it is."""
+    """All metrics but the accuracy, which is counted anyway: (name, key of its sums, metric)."""
     others = [(name, PER_CLASS, metric) for name, metric in BUILT_IN.items() if name != "accuracy"]
     return others + [(name, name, metric) for name, metric, _ in own]
 
 
 class Numbers(NamedTuple):
-    """All metrics by name, over all clients and for each, and the table of all classes where every client tells it."""
+    """All metrics by name, over all clients and for each; and the table of all classes, if every client sends its table."""
 
     over_all: dict[str, float | None]
     clients: dict[str, list[float | None]]
@@ -386,10 +386,10 @@ def _weighted(values: Sequence[float | None], samples: Sequence[int]) -> float |
 
 
 def finite(value: float) -> float | None:
-    """The number, or None where it is beyond all bounds."""
+    """The number, or None if it is not finite."""
     return value if isfinite(value) else None
 
 
 def worth(value: float | None, lower_is_better: bool) -> float:
-    """What rounds are picked by: more is better; a round without a number is the worst."""
+    """The number by which rounds are picked: more is better, and a round without a value is the worst."""
     return -np.inf if value is None else -value if lower_is_better else value

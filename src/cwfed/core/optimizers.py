@@ -1,4 +1,4 @@
-"""How a gradient becomes a step: pairs of pure functions over one client's tensors by name.
+"""Optimisers: pairs of pure functions over one client's tensors by name.
 
     state = optimizer.init(params)
     params, state = optimizer.update(params, gradients, state, lr)
@@ -32,7 +32,7 @@ class Optimizer(Protocol):
         """The state before the first step."""
 
     def update(self, params: Params, gradients: Params, state: Params, lr: float | Tensor) -> tuple[Params, Params]:
-        """The parameters and the state after a step; what is given stays as it is."""
+        """The parameters and the state after a step; the arguments are not changed."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,12 @@ class Adam:
         return after, kept
 
 
+def first_state(optimizer: Optimizer, params: Params, kept: Params) -> Params:
+    """The state that a pass begins with: what was kept of the last one, if that moved the same tensors; else a fresh one."""
+    fresh = optimizer.init(params)
+    return kept if kept.keys() == fresh.keys() else fresh
+
+
 def clipped(gradients: Params, most: float) -> Params:
     """The gradients, scaled back where together they are longer than `most`."""
     norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
@@ -113,7 +119,7 @@ class Schedule:
 
     kind: Literal["constant", "step", "cosine"] = "constant"
     rounds: int = 1
-    """Of the whole run: where cosine arrives at 0."""
+    """Rounds of the whole run, after which cosine is 0."""
     every: int = 100
     """step: after so many rounds ..."""
     factor: float = 0.1
@@ -128,7 +134,9 @@ class Schedule:
         if self.kind == "step":
             return lr * self.factor ** ((round_ - 1 - self.warm_up) // self.every)
         if self.kind == "cosine":
-            last = min(round_, self.rounds)  # what is trained only to be measured after the last round has its rate
+            last = min(
+                round_, self.rounds
+            )  # models that are trained only to be measured after the last round use its rate
             share = max(0, last - 1 - self.warm_up) / max(1, self.rounds - self.warm_up)
             return lr * 0.5 * (1 + math.cos(math.pi * share))
         return lr

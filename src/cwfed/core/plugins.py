@@ -1,6 +1,6 @@
 """The user's own code by name: "module:function", found in the working directory or the installed packages.
 
-Objects that are given in Python have such a name too, in this process: `give` remembers them by it.
+Objects that are given in Python get such a name too, within this process (`give`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from cwfed.core.errors import ConfigError, did_you_mean
 from cwfed.core.files import sha256
 
 _seen: dict[Path, tuple[ModuleSpec | None, str]] = {}
-"""The hash of each source file when its module was imported: what runs in this process, whatever the file says since."""
+"""The hash of each source file when its module was imported, which is the code that runs, even if the file has changed since."""
 
 
 _given: dict[str, Any] = {}
-"""What was given in this process, by its name; of two with the same name, such as a class that is defined anew, the last one."""
+"""The objects given in this process, by name; a class that is defined again replaces the earlier one."""
 
 
 GIVEN = "given"
-"""The module, as names have it, of objects that are no function or class and could not be imported from anywhere."""
+"""The module in the names of objects that are neither functions nor classes, and so cannot be imported."""
 
 
 def give(thing: Any, called: str = "") -> str:
-    """Remember an object; the name by which a config finds it: that of a function or class, or as it is called."""
+    """Remember an object; returns the name by which a config refers to it: that of the function or class, or `called`."""
     name = f"{GIVEN}:{called}" if called else f"{thing.__module__}:{thing.__qualname__}"
     _given[name] = thing
     return name
@@ -62,7 +62,7 @@ def load_object(name: str, what: str) -> Any:
     if not hasattr(module, attribute):
         near = did_you_mean(attribute, [n for n in vars(module) if not n.startswith("_")])
         raise ConfigError(f"{what} {name!r}: {module_name} has no {attribute!r}; {near}")
-    sources([name])  # as it is now, that it was imported
+    sources([name])  # hashed now, just after it was imported
     return getattr(module, attribute)
 
 
@@ -75,17 +75,17 @@ def why(error: BaseException) -> str:
 
 
 def place_in_own_code(error: BaseException) -> str:
-    """The last line of the user's code that an error has come through; "" where it is none of theirs."""
+    """The last line of the user's code in an error's traceback; "" if there is none."""
     steps = traceback.extract_tb(error.__traceback__)
     own = [step for step in steps if not _is_installed(Path(step.filename).resolve())]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 
 def sources(names: Iterable[str]) -> dict[str, str]:
-    """The user's code that these names ("module:attribute") stand for: a hash of each source file, by its relative name.
+    """Hashes of the user's source files behind these names ("module:attribute"), by relative path.
 
-    With the file of a module go those that it imports from the same folder, or from folders below it, and what these import
-    from there. Installed packages are left out: their versions are what matters. Nothing is imported.
+    They are the file of each module, and the files that it imports, directly or indirectly, from the same folder or folders below it.
+    Installed packages are left out, because their versions identify them. Nothing is imported.
     """
     _look_here()
     found: dict[str, str] = {}
@@ -103,7 +103,7 @@ def sources(names: Iterable[str]) -> dict[str, str]:
             if path is None:
                 continue
             if not path.is_relative_to(root) or _is_installed(path):
-                elsewhere.add(name)  # and so is what is in it: packages come before their modules
+                elsewhere.add(name)  # so are its submodules: packages come before their modules
                 continue
             found[path.relative_to(root).as_posix()] = _hash(name, path)
             new = {wanted for wanted in _imports(name, path) if wanted not in known}
@@ -113,7 +113,7 @@ def sources(names: Iterable[str]) -> dict[str, str]:
 
 
 def _look_here() -> None:
-    if os.getcwd() not in sys.path:  # a console script does not have the working directory there
+    if os.getcwd() not in sys.path:  # a console script does not have the working directory in its path
         sys.path.insert(0, os.getcwd())
 
 
@@ -136,7 +136,7 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _places_in(package: str) -> Sequence[str] | None:
-    """Where the modules of a package are; None for what is a module, or is not there: nothing is in it."""
+    """The folders of a package's modules; None for a plain module and for one that does not exist."""
     if loaded := sys.modules.get(package):
         return getattr(loaded, "__path__", None)
     spec = _spec(package)
@@ -144,7 +144,7 @@ def _places_in(package: str) -> Sequence[str] | None:
 
 
 def _is_installed(path: Path) -> bool:
-    """Whether a file is of Python, of an installed package, or of cwfed itself."""
+    """Whether a file belongs to Python, to an installed package, or to cwfed itself."""
     return any(path.is_relative_to(place) for place in _installed())
 
 
@@ -156,7 +156,7 @@ def _installed() -> list[Path]:
 
 
 def _hash(module: str, path: Path) -> str:
-    spec = getattr(sys.modules.get(module), "__spec__", None)  # another one where it was imported anew
+    spec = getattr(sys.modules.get(module), "__spec__", None)  # another object if the module was imported again
     if path not in _seen or _seen[path][0] is not spec:
         _seen[path] = spec, sha256(path.read_bytes())
     return _seen[path][1]
@@ -168,7 +168,7 @@ def _imports(module: str, path: Path) -> tuple[str, ...]:
     return _imported(module, package, path.read_bytes())
 
 
-@lru_cache(maxsize=1000)  # nodes and workers load the same objects again and again
+@lru_cache(maxsize=1000)  # nodes and workers load the same objects repeatedly
 def _imported(module: str, package: str, source: bytes) -> tuple[str, ...]:
     try:
         tree = ast.parse(source)

@@ -1,6 +1,6 @@
-"""Randomness is a function of (seed, purpose, round, client), never of what ran before.
+"""A random stream is a function of (seed, purpose, round, client), and does not depend on what ran before.
 
-So a run gives the same bits whatever the number of workers, and a resumed run needs no saved generator.
+So a run gives the same bits with any number of workers, and a resumed run needs no saved generator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 def _sequence(seed: int, purpose: str, round_: int, client: int) -> np.random.SeedSequence:
     key = [seed, zlib.crc32(purpose.encode()), round_, client]
-    # The same words either way; an array of them is not looked at number by number.
+    # an array gives the same result as the list, and is read faster
     return np.random.SeedSequence(np.array(key, np.uint32) if 0 <= min(key) <= max(key) < 2**32 else key)
 
 
@@ -31,9 +31,9 @@ def torch_seed(seed: int, purpose: str, round_: int = 0, client: int = 0) -> int
 
 @contextmanager
 def torch_stream(seed: int, purpose: str, round_: int = 0, client: int = 0) -> Iterator[None]:
-    """Within the block torch's global CPU generator is the keyed stream; afterwards it is as it was.
+    """Within the block, torch's global CPU generator is the keyed stream; afterwards it is restored.
 
-    For code that cannot be handed a generator, such as the initialisation of a module.
+    For code that does not take a generator, such as the initialisation of a module.
     """
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: that seeds every device's generator too, and formats the stack for each kind of them

@@ -1,4 +1,4 @@
-"""The terminal: where words for people go, and how any text becomes harmless there."""
+"""The consoles for people (stdout and stderr), and how any text is made harmless for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cwfed.core.errors import plain
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 err = Console(stderr=True)
 FEW_CLASSES = 20
-"""So many classes have a column each."""
+"""Up to so many classes get a column each."""
 
 
 def escape(text: str) -> str:
-    """Any text for our consoles: neither markup nor control characters of it have an effect."""
+    """Any text for our consoles, with its markup and control characters made ineffective."""
     return markup.escape(plain(text, keep="\n"))

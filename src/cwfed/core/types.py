@@ -26,12 +26,12 @@ Norm: TypeAlias = Literal["batch", "group", "layer", "instance"]
 PHASES: tuple[Phase, Phase] = ("received", "trained")
 
 When: TypeAlias = Literal["receipt", "training", "test"]
-"""When a client makes a pass over its data: before anything else, as its training, or on a copy before it is tested."""
+"""When a client makes a pass over its data: first of all, as its training, or on a copy of its model before it is tested."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How clients train, as far as an algorithm may know it."""
+    """How clients train, as far as an algorithm may know."""
 
     lr: float = 0.005
     """The highest learning rate of the run: schedules only lower it."""
@@ -64,9 +64,9 @@ class Task:
     output: str
     """The name of the output layer, one of `layers`."""
     seed: int = 0
-    """For algorithms that draw lots on the server."""
+    """For algorithms that need random numbers on the server."""
     norms: Mapping[str, Norm] = field(default_factory=dict)
-    """Name of every norm layer -> its kind, also of those without parameters."""
+    """Name of every norm layer -> its kind, also for layers without parameters."""
     training: Training = field(default_factory=Training)
 
     @property
@@ -80,9 +80,9 @@ class Task:
         return f"{self.output}.weight"
 
     def select(self, choice: str | int | tuple[str, ...]) -> tuple[str, ...]:
-        """The parameter names of "all", "none", "output", the last n, or the named layers.
+        """The parameter names of a choice: "all", "none", "output", a number n (the last n layers), or names of layers.
 
-        A name may also be a whole block: "layer4" stands for every layer below "layer4.".
+        The name of a block stands for all of its layers: "layer4" for every layer whose name begins with "layer4.".
         """
         names = list(self.layers)
         if choice == "all":
@@ -107,7 +107,7 @@ class Task:
         return tuple(name for layer in names if layer in chosen for name in self.layers[layer])
 
     def tensors(self, choice: str | int | tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-        """Of a model's tensors, those of the layers that `select` chooses: with the running statistics of norm layers."""
+        """The tensors of a model that belong to the layers that `select` chooses, running statistics of norm layers included."""
         chosen = set(self.select(choice))
         if chosen == set(self.parameters):
             return names
@@ -118,7 +118,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Download:
-    """What the server sends to one client: usually one model; notes are small tensors beside it.
+    """What the server sends to one client: usually one model, and small tensors besides (notes).
 
     Examples:
         >>> import cwfed, torch
@@ -143,7 +143,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a client's training starts, and what the penalty of its loss is made from.
+    """Where a client's training starts, and what the penalty of its loss is computed from.
 
     Examples:
         >>> import cwfed
@@ -158,7 +158,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of a client over its training data: which tensors it moves, for how long, on how much of the data.
+    """A pass of a client over its training data: which tensors move, for how long, on how much of the data.
 
     Examples:
         >>> import cwfed
@@ -168,7 +168,7 @@ class Pass:
     """
 
     trained: tuple[str, ...] | None = None
-    """The tensors that move, as far as they can be trained: what a model froze stays so. None: all that can be trained."""
+    """The tensors that move; those that the model has frozen stay frozen. None: all that can be trained."""
     epochs: int | None = None
     """None: `train.epochs`."""
     steps: int | None = None
@@ -176,27 +176,27 @@ class Pass:
     batch_size: int | None = None
     """None: `train.batch_size`."""
     once: tuple[str, ...] = ()
-    """Those of the tensors that move in the first step only."""
+    """Tensors that move in the first step only."""
     lr: float = 1.0
-    """Factor of the learning rate."""
+    """A factor of the learning rate."""
     rate: float | None = None
     """A learning rate of its own in place of `train.lr`, the same in every round."""
     share: float = 1.0
-    """Share of the training data, drawn anew for every pass."""
+    """The share of the training data that is used, drawn anew for every pass."""
     incomplete: bool = False
-    """Whether the last, incomplete batch of an epoch is used too, where it has two samples or more."""
+    """Whether the last, incomplete batch of an epoch is used too, if it has at least two samples."""
     low: float = -inf
-    """What moves stays between `low` and `high`."""
+    """The tensors that move are kept between `low` and `high`."""
     high: float = inf
     until: tuple[int, float] | None = None
-    """(n, spread): it ends early, when the losses of the last n epochs have a standard deviation below the spread."""
+    """(n, spread): the pass ends early, when the losses of the last n epochs have a standard deviation below `spread`."""
     stage: str = ""
-    """For the algorithm's `loss`: which of its passes this is."""
+    """A name by which the algorithm's `loss` knows which of its passes this is."""
     fixed: tuple[str, ...] = ()
-    """Tensors that do not move, although they are among `trained`."""
+    """Tensors that do not move although they are in `trained`."""
 
     def moving(self, trainable: Iterable[str], beside: Iterable[str] = ()) -> tuple[str, ...]:
-        """The tensors that move, where these can be trained, and those that an algorithm put `beside` the network if it names them."""
+        """The names of the tensors that move: of `trainable`, and of those that an algorithm put `beside` the network if `trained` names them."""
         names = tuple(trainable)
         can = {*names, *beside}
         named = names if self.trained is None else (name for name in self.trained if name in can)
@@ -204,7 +204,7 @@ class Pass:
 
 
 class Output(NamedTuple):
-    """What the network says about a batch, for the penalty.
+    """The network's output for a batch, for the penalty.
 
     Examples:
         >>> def penalty(self, params, output, labels, start):  # a method of an algorithm: short rows
@@ -221,7 +221,7 @@ class Output(NamedTuple):
 
 
 class Network(Protocol):
-    """The network as a function, for objectives that ask it at other tensors than the current ones.
+    """The network as a function, for losses that evaluate it at other tensors than the current ones.
 
     Examples:
         >>> import cwfed
@@ -231,10 +231,10 @@ class Network(Protocol):
     """
 
     def __call__(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
-        """What the network says with these parameters, by their names in the network.
+        """The network's output with these parameters, by their names in the network.
 
-        Running statistics of norm layers are those whose names begin with `statistics` ("": the network's own), and move;
-        with None they are a copy that is thrown away.
+        It uses and updates the running statistics whose names begin with `statistics` ("": the network's own); with None it uses a copy
+        that is thrown away.
         """
 
 
@@ -255,12 +255,12 @@ class Batch(NamedTuple):
     """`train.lr` as it is in this round; a pass may have a rate of its own."""
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """The loss of these answers, with the experiment's label smoothing."""
+        """The cross-entropy of these logits, with the experiment's label smoothing."""
         return F.cross_entropy(logits, self.labels, label_smoothing=self.label_smoothing)
 
 
 class Loss(NamedTuple):
-    """What a client minimises: the sum of both. They are shown apart.
+    """What a client minimises: the sum of both, which are reported separately.
 
     Examples:
         >>> import cwfed, torch
@@ -273,11 +273,11 @@ class Loss(NamedTuple):
 
 
 LARGEST = 1e18
-"""No number of an honest upload is larger: products of two such numbers, and sums of very many, are still float32 numbers."""
+"""The largest number of an honest upload: products of two such numbers, and sums of very many, still fit into float32."""
 
 
 class ExtraSpec(NamedTuple):
-    """What a tensor that a client sends must look like; the guard refuses anything else.
+    """The form of a tensor that a client sends; the guard refuses any other.
 
     Examples:
         >>> import cwfed, torch
@@ -317,7 +317,7 @@ class Uploads:
         return nbytes(self.models) + nbytes(self.extras)
 
     def only(self, rows: Sequence[int]) -> Uploads:
-        """Those of some participants; of all of them, these very ones."""
+        """The uploads of some participants, by row; the same object if these are all."""
         if len(rows) == len(self.clients):
             return self
         models, extras = ({name: w[list(rows)] for name, w in kind.items()} for kind in (self.models, self.extras))
@@ -326,7 +326,7 @@ class Uploads:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large an experiment is, in numbers (4 bytes each): what the cost of a method depends on.
+    """The size of an experiment in numbers of 4 bytes each, from which the cost of a method follows.
 
     Examples:
         >>> import cwfed
@@ -342,7 +342,7 @@ class Sizes:
     clients: int
     participants: int
     uploaded: int = -1
-    """Parameters that go up; -1 is all."""
+    """Parameters that are uploaded; -1: all."""
     kept: int = 0
     """Numbers that every client keeps between its rounds."""
     features: int = 0
@@ -361,7 +361,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Cost:
-    """One row of the cost table: a method's needs in numbers.
+    """One row of the cost table.
 
     Examples:
         >>> import cwfed

@@ -1,8 +1,8 @@
-"""Data sets, partitions and clients: the only package that reads foreign files."""
+"""Data sets, partitions and the clients' shares: the only package that reads data files of unknown origin."""
 
 from cwfed.data.clients import Federation, Samples, Shard, export, fixed_shard, of_client, share_out
 from cwfed.data.dataset import Dataset
-from cwfed.data.holdings import classes_held_by_nobody, who_holds_nothing
+from cwfed.data.holdings import missing_classes, missing_data
 from cwfed.data.partition import PartitionSpec
 from cwfed.data.shift import shifted
 from cwfed.data.sources import NAMES, SourceSpec, load
@@ -15,12 +15,12 @@ __all__ = [
     "Samples",
     "Shard",
     "SourceSpec",
-    "classes_held_by_nobody",
     "export",
     "fixed_shard",
     "load",
+    "missing_classes",
+    "missing_data",
     "of_client",
     "share_out",
     "shifted",
-    "who_holds_nothing",
 ]

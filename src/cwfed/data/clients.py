@@ -1,4 +1,4 @@
-"""The federation's data in memory: one array of all samples, and for each client which of them are its own."""
+"""The clients' data in memory: one array of all samples, and for each client the indices of its own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from cwfed.core.errors import ConfigError, DataError
 from cwfed.core.rng import stream
 from cwfed.core.shape import InputShape
 from cwfed.data import split_file
-from cwfed.data.dataset import Dataset, write
+from cwfed.data.dataset import Dataset
 from cwfed.data.partition import Indices, PartitionSpec, natural, partition, split
+from cwfed.data.store import write
 
 GATHERED = 4_000_000
-"""At most so many numbers of inputs are gathered ahead."""
+"""The most numbers of inputs that are gathered ahead."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Shard:
 
 
 class Samples:
-    """All samples as two tensors; a batch is gathered by index and made ready for the network."""
+    """All samples as two tensors; batches are gathered by index and prepared for the network."""
 
     def __init__(self, inputs: NDArray[np.generic], labels: NDArray[np.int64], device: torch.device) -> None:
         # The cache's arrays are memory-mapped copy-on-write: nothing is copied into this process.
@@ -58,7 +59,7 @@ class Samples:
         return inputs.view(*indices.shape, *inputs.shape[1:]), labels.view(indices.shape)
 
     def batches(self, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
-        """(inputs, labels) for each row of indices, many rows gathered at a time."""
+        """(inputs, labels) for each row of indices; many rows are gathered at once."""
         ahead = max(1, GATHERED // max(1, indices[0].size * self.inputs[0].numel())) if len(indices) else 1
         for at in range(0, len(indices), ahead):
             inputs, labels = self.batch(indices[at : at + ahead])
@@ -66,7 +67,7 @@ class Samples:
 
 
 def to_network(inputs: Tensor) -> Tensor:
-    """Bytes are pixels and become [-1, 1]; whole numbers are tokens; floats stay. Images come as N H W C.
+    """Inputs as the network takes them. Bytes are pixels and become [-1, 1]; whole numbers are tokens; floats stay. Images are N H W C.
 
     The permuted view has torch's channels_last layout, in which convolution and pooling are fastest.
     """
@@ -98,11 +99,11 @@ class Federation:
         self.shards = dict(shards if isinstance(shards, Mapping) else enumerate(shards))
         """By client; a node of a real federation has only its own."""
         self.names = tuple(names)
-        """What the clients are called, where the data or the split say so."""
+        """The names of the clients, if the data or the split have names."""
         self.notes = tuple(notes)
-        """What a reader should know of who holds what."""
+        """Notes about which client holds what."""
         self.shifts = dict(shifts or {})
-        """By client, how its images are shifted."""
+        """By client, the shift of its images in words."""
         self._counts: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
@@ -131,7 +132,7 @@ class Federation:
         return Federation(self.data, shards, self.names, self.notes, self.shifts)
 
     def class_counts(self, client: int) -> NDArray[np.int64]:
-        """n_ij: the training samples of a client by class; not to be written to."""
+        """n_ij: the training samples of a client by class; the array must not be changed."""
         if client not in self._counts:
             self._counts[client] = np.bincount(
                 self.data.labels[self.shards[client].train], minlength=self.data.classes
@@ -144,11 +145,11 @@ class Federation:
         return np.stack([np.bincount(self.data.labels[row], minlength=self.data.classes) for row in rows])
 
     def digest(self) -> str:
-        """A hash of who holds what, for the manifest."""
+        """A hash of which client holds what, for the manifest."""
         return _hash(part for s in self.shards.values() for part in (s.train, s.validation, s.test, s.holdout))
 
     def dealt(self) -> str:
-        """The same for all methods on one split: what a method holds out of the training data counts as training data."""
+        """A hash that is the same for all methods on one split: data that a method holds out count as training data."""
         shards = self.shards.values()
         return _hash(
             part for s in shards for part in (np.sort(np.concatenate([s.train, s.holdout])), s.validation, s.test)
@@ -164,7 +165,7 @@ def _hash(parts: Iterable[Indices]) -> str:
 
 
 def fixed_shard(client: int, parts: Sequence[Indices], seed: int, validation: float) -> Shard:
-    """The shard of a client whose data come as (train, test) or as (train, validation, test)."""
+    """The shard of a client whose data are split already, as (train, test) or (train, validation, test)."""
     train, *held_out, test = parts
     if held_out:
         return Shard(train, held_out[0], test)
@@ -174,17 +175,19 @@ def fixed_shard(client: int, parts: Sequence[Indices], seed: int, validation: fl
 
 
 def of_client(federation: Federation, client: int) -> Dataset:
-    """A client's own samples as a data set that comes split: what its node in a real federation has."""
+    """A client's own samples as a data set with its split, as its node in a real federation has them."""
     shard = federation.shards[client]
     own = np.sort(np.concatenate([shard.train, shard.holdout, shard.validation, shard.test]))
-    train = np.sort(np.concatenate([shard.train, shard.holdout]))  # the algorithm holds out again, the same ones
+    train = np.sort(
+        np.concatenate([shard.train, shard.holdout])
+    )  # the algorithm will hold out the same samples again
     split = tuple(np.searchsorted(own, part) for part in (train, shard.validation, shard.test))
     whole = federation.data
     return Dataset(whole.name, whole.inputs[own], whole.labels[own], whole.class_names, whole.words, (split,))
 
 
 def export(federation: Federation, folder: Path) -> list[Path]:
-    """Every client's data in a folder of its own; gives the folders."""
+    """Write every client's data to a folder of its own; returns the folders."""
     folders = {client: folder / f"client-{client:03d}" for client in federation.shards}
     if others := sorted(set(folder.glob("client-*")) - set(folders.values())):
         raise DataError(f"{others[0]} is of another split: empty {folder} or choose another folder")
@@ -197,11 +200,11 @@ def export(federation: Federation, folder: Path) -> list[Path]:
 
 
 def share_out(data: Dataset, spec: PartitionSpec, seed: int, validation: float, samples: int = 0) -> Federation:
-    """Deal a data set out to clients, or take the split it came with."""
+    """Deal a data set out to clients, or take its own split if it has one."""
     if data.fixed_split is not None or spec.kind == "file":
         if samples:
             raise ConfigError(
-                f"data.samples = {samples} cannot be taken from {data.name}, which comes with its own split"
+                f"data.samples = {samples} cannot be taken from {data.name}, which has a split of its own"
             )
         if data.fixed_split is not None:
             return _as_it_comes(data, data.fixed_split, data.owner_names, seed, validation)
@@ -227,7 +230,7 @@ def _as_it_comes(
 
 
 def _from_file(data: Dataset, spec: PartitionSpec, seed: int, validation: float) -> Federation:
-    """The split that a file says."""
+    """The split in a file."""
     if not spec.file:
         raise ConfigError('data.partition = "file" needs data.split_file')
     found = split_file.read(Path(spec.file), len(data.labels))
@@ -238,7 +241,7 @@ def _from_file(data: Dataset, spec: PartitionSpec, seed: int, validation: float)
 
 
 def _by_column(data: Dataset, spec: PartitionSpec, seed: int, validation: float, pick: Indices) -> Federation:
-    """Natural clients: whoever a column names."""
+    """Natural clients: those that a column names."""
     if data.owners is None:
         raise ConfigError(
             f'data.partition = "column" needs clients in the data, and {data.name} has none: name their column as '

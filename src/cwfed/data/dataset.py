@@ -1,33 +1,23 @@
-"""A data set in memory, and the cache of decoded arrays that makes a second start fast."""
+"""A data set in memory: made from arrays, from a torch data set or client by client, and checked."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cwfed.core import files
 from cwfed.core.errors import MOST_NAME, DataError, plain
 from cwfed.core.plugins import why
-
-CACHE_VERSION = 1
-"""Part of every cache key: raise it when decoding changes."""
-
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as TorchDataset
 
 PARTS = ("train", "validation", "test")
-"""What parts.npy of a written data set says of each sample, where it comes split: 0, 1 or 2."""
+"""The parts of a client's data; parts.npy of a written data set has the position of each sample's part in this tuple."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +38,13 @@ class Dataset:
     words: tuple[str, ...] = ()
     """For text: the word of each token; 0 is padding, 1 any unknown word."""
     fixed_split: tuple[tuple[NDArray[np.int64], ...], ...] | None = None
-    """(train, test) or (train, validation, test) indices of each client, for data that come split."""
+    """For data that are split already: (train, test) or (train, validation, test) sample numbers of each client."""
     digest: str = ""
     """A hash of inputs and labels."""
     owners: NDArray[np.int64] | None = None
-    """For data with natural clients: the number of each sample's client."""
+    """For data with natural clients: the number of each sample's client, an index of `owner_names`."""
     owner_names: tuple[str, ...] = ()
-    """And what they are called."""
+    """The names of the natural clients."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", plain(self.name, MOST_NAME))
@@ -63,7 +53,7 @@ class Dataset:
         if problem:
             raise DataError(f"data set {self.name!r}: {problem}")
         if not self.digest:
-            object.__setattr__(self, "digest", _digest(self.inputs, self.labels))
+            object.__setattr__(self, "digest", digest_of(self.inputs, self.labels))
 
     @property
     def classes(self) -> int:
@@ -88,7 +78,7 @@ class Dataset:
             labels: one for each sample, numbers or texts.
             name: what messages and tables call it.
             class_names: the names of the classes 0 .. K-1 where the labels are these numbers. Default: the labels, sorted.
-            clients: whose each sample is, for `data.partition = "column"`. Default: nobody's.
+            clients: the natural client of each sample, for `data.partition = "column"`. Default: none.
 
         Returns:
             The data set, for `cwfed.run(data=...)`.
@@ -220,7 +210,7 @@ class Dataset:
         )
 
     def owned_by(self, clients: ArrayLike) -> Dataset:
-        """The same data with natural clients: for each sample whose it is, numbers or texts."""
+        """The same data with natural clients: `clients` names the client of each sample, by a number or a text."""
         values = _array_of(self.name, "clients", clients).tolist()
         if not all(isinstance(value, str) for value in values) and not all(
             isinstance(value, int) for value in values
@@ -233,7 +223,7 @@ class Dataset:
 
 
 def _inputs(name: str, given: Any) -> NDArray[Any]:
-    """Arrays of any kind as N x H x W x C or N x F."""
+    """Inputs of any kind as an array N x H x W x C or N x F."""
     is_torch = hasattr(given, "detach")
     array = _floats(_array_of(name, "inputs", given))
     if array.ndim == 3:
@@ -249,18 +239,18 @@ def _inputs(name: str, given: Any) -> NDArray[Any]:
 
 
 def _array_of(name: str, what: str, given: Any) -> NDArray[Any]:
-    """What somebody gives as an array, with one entry for each sample."""
+    """Anything array-like as an array with one entry per sample."""
     try:
         array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     except (TypeError, ValueError) as error:  # rows of different lengths, or a type of torch's that numpy lacks
-        raise DataError(f"data set {name!r}: {what} are no array: {error}") from None
+        raise DataError(f"data set {name!r}: {what} cannot be made into an array: {error}") from None
     if array.ndim == 0:
         raise DataError(f"data set {name!r}: {what} must have an entry for each sample, and there is only {given!r}")
     return array
 
 
 def _floats(array: NDArray[Any]) -> NDArray[Any]:
-    """Floats of any length as float32; whole numbers as they are."""
+    """Floats of any precision as float32; whole numbers as they are."""
     return array.astype(np.float32, copy=False) if np.issubdtype(array.dtype, np.floating) else array
 
 
@@ -281,7 +271,7 @@ def _sample(pair: Any) -> tuple[NDArray[Any], Any]:
 
 
 def _classes(name: str, given: Any, names: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels as 0 .. K-1 with the names of the classes; what looks like something else is named."""
+    """Labels as 0 .. K-1, and the names of the classes; DataError for one-hot labels and fractions."""
     array = _array_of(name, "labels", given)
     if array.ndim == 2 and array.shape[1] > 1:
         hot = np.issubdtype(array.dtype, np.number) and bool(
@@ -293,13 +283,15 @@ def _classes(name: str, given: Any, names: Sequence[str] | None) -> tuple[NDArra
         )
     if np.issubdtype(array.dtype, np.floating) and (array != np.floor(array)).any():
         raise DataError(
-            f"data set {name!r}: labels are classes, and these are fractions such as {array[array != np.floor(array)][0]:g}: cwfed "
-            "classifies; classes that are called so are given as texts, labels.astype(str)"
+            f"data set {name!r}: labels are classes, and these are fractions such as {array[array != np.floor(array)][0]:g}: if "
+            "they are names of classes, give them as texts, labels.astype(str)"
         )
     if names is None:
         return number_labels(array.reshape(-1).tolist())
     if not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"data set {name!r}: with class_names, the labels are their numbers, and not {array.dtype}")
+        raise DataError(
+            f"data set {name!r}: with class_names, labels must be the numbers of these classes, not {array.dtype}"
+        )
     return array.reshape(-1).astype(np.int64), tuple(map(str, names))
 
 
@@ -315,6 +307,7 @@ def number_labels(raw: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...
 
 
 def _problem(data: Dataset) -> str:
+    """What is wrong with a data set; "" if nothing."""
     inputs, labels = data.inputs, data.labels
     if len(inputs) != len(labels):
         return f"{len(inputs)} samples but {len(labels)} labels"
@@ -339,12 +332,12 @@ def _problem(data: Dataset) -> str:
     if data.owners is not None and (
         data.owners.shape != labels.shape or data.owners.min() < 0 or data.owners.max() >= len(data.owner_names)
     ):
-        return f"{len(labels)} samples, and whose they are is not said for each"
+        return f"there are {len(labels)} samples, and clients must name the client of each"
     return _split_problem(data.fixed_split, len(labels)) if data.fixed_split is not None else ""
 
 
 def _split_problem(split: Sequence[Sequence[NDArray[np.int64]]], samples: int) -> str:
-    """What is wrong with a split that data bring: a sample may be at several clients, but only once at each."""
+    """What is wrong with the split that comes with data; "" if nothing. Clients may share a sample, but hold it only once each."""
     if not split:
         return "its split has no clients"
     for client, parts in enumerate(split):
@@ -361,112 +354,10 @@ def _split_problem(split: Sequence[Sequence[NDArray[np.int64]]], samples: int) -
     return ""
 
 
-def _digest(*arrays: NDArray[Any]) -> str:
+def digest_of(*arrays: NDArray[Any]) -> str:
+    """A hash of arrays: types, shapes and contents."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(f"{array.dtype.str}{array.shape}".encode())
         sha.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
     return sha.hexdigest()
-
-
-def cache_dir() -> Path:
-    """Where decoded data live: CWFED_CACHE, or cwfed in the user's cache folder."""
-    if chosen := os.environ.get("CWFED_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwfed"
-
-
-def cached(name: str, key: str, decode: Callable[[], Dataset]) -> Dataset:
-    """The data set of this content key: from the cache if it is whole, else decoded and put there."""
-    folder = cache_dir() / f"{name.replace('/', '--')}-{key[:16]}"
-    found = _read(name, folder)
-    if found is None:
-        data = decode()
-        try:
-            write(data, folder)
-        except OSError as error:
-            raise DataError(
-                f"cannot write the data cache {folder.parent} ({error.strerror or error}): "
-                "set CWFED_CACHE to a folder with room"
-            ) from None
-        found = _read(name, folder) or data
-    return found
-
-
-def _read(name: str, folder: Path) -> Dataset | None:
-    """None where the cache has nothing or something damaged, which is then decoded again."""
-    try:
-        return read(name, folder)
-    except DataError:
-        return None
-
-
-def read(name: str, folder: Path) -> Dataset:
-    """A data set that `write` left: arrays, and what they mean."""
-    try:
-        meta = json.loads(files.read_text(folder / "meta.json"))
-        if files.SEAL not in meta:  # an earlier version's: its names are not covered by a checksum
-            raise ValueError("it has no checksum")
-        files.open_table(meta)
-        inputs, labels = _array(folder / "inputs.npy"), np.array(_array(folder / "labels.npy"))
-        if meta["digest"] != _digest(inputs, labels):
-            raise ValueError("its contents do not match their checksum")
-        split = None
-        if (folder / "parts.npy").exists():
-            parts = _array(folder / "parts.npy")
-            if parts.shape != labels.shape:
-                raise ValueError("parts.npy must say 0, 1 or 2 for each sample")
-            split = (tuple(np.flatnonzero(parts == part) for part in range(len(PARTS))),)
-        owners = np.array(_array(folder / "owners.npy")) if "owners" in meta else None
-        if owners is not None and meta["owners_digest"] != _digest(owners):
-            raise ValueError("whose its samples are does not match its checksum")
-        return Dataset(
-            name,
-            inputs,
-            labels,
-            tuple(meta["classes"]),
-            tuple(meta["words"]),
-            split,
-            meta["digest"],
-            owners,
-            tuple(meta.get("owners", ())),
-        )
-    except Exception as error:  # numpy parses headers as Python: a damaged one raises anything
-        raise DataError(f"{folder} holds no data set of cwfed, or a damaged one ({error})") from None
-
-
-def _array(path: Path) -> NDArray[Any]:
-    """A view of a file: what its header claims is there, or numpy refuses it before it takes any memory."""
-    files.check_regular(path)
-    found: NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
-    return found
-
-
-def write(data: Dataset, folder: Path) -> None:
-    """Beside its place first, then renamed: there is never half a data set."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
-    try:
-        np.save(scratch / "inputs.npy", data.inputs)
-        np.save(scratch / "labels.npy", data.labels)
-        if data.fixed_split:
-            parts = np.zeros(len(data.labels), np.int8)
-            (own,) = data.fixed_split
-            for number, indices in enumerate(own):
-                parts[indices] = number
-            np.save(scratch / "parts.npy", parts)
-        meta = {"digest": data.digest, "classes": data.class_names, "words": data.words}
-        if data.owners is not None:
-            np.save(scratch / "owners.npy", data.owners)
-            meta |= {"owners": data.owner_names, "owners_digest": _digest(data.owners)}
-        (scratch / "meta.json").write_text(json.dumps(files.seal_table(meta)))
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            scratch.rename(folder)
-        except FileExistsError:
-            pass  # another process was faster, with the same content
-        except OSError as error:
-            if not folder.exists():
-                raise error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Who holds nothing, in sentences: classes without a client, clients without a test. The results are silent about them."""
+"""Notes about missing data: classes that no client holds, clients without test samples. The results do not show either."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from cwfed.data.clients import Federation
 
 NAMED = 10
-"""Of more classes or clients than this, the first ones are named and the others counted."""
+"""The most classes or clients that are named; of more, the others are counted."""
 
 
-def classes_held_by_nobody(
+def missing_classes(
     histogram: NDArray[np.int64], names: Sequence[object], samples: int, room: int | None = None
 ) -> list[str]:
-    """A sentence where classes have no holder; nothing where all have one.
+    """A sentence if no client holds some classes; an empty list if every class has a client.
 
-    `histogram` is clients x classes, `samples` how many there were to share, `room` how many classes all clients
-    together can hold, where the partition limits that.
+    `histogram` is clients x classes, `samples` the number of samples in the data, `room` how many classes all clients together can
+    hold, if the partition limits that.
     """
     absent = [name for name, held in zip(names, histogram.sum(0), strict=True) if not held]
     if not absent:
@@ -28,26 +28,26 @@ def classes_held_by_nobody(
     what = f"{unused:,} of {samples:,} samples are not used" if unused > 0 else "the data have no such sample"
     why = f"; the clients have room for {room} of {len(names)} classes" if room and room < len(names) else ""
     left = len(names) - len(absent)
-    return [
-        f"{_named('class', absent, 'is', 'are')} held by nobody: {what}, the results are about the other {left}{why}"
-    ]
+    return [f"no client holds {_named('class', absent)}: {what}, the results are about the other {left}{why}"]
 
 
-def who_holds_nothing(
+def missing_data(
     federation: Federation, members: Sequence[int], samples: int, room: int | None, validation: float
 ) -> list[str]:
-    """The same of all that a run cannot say anything about; `members` are the clients that may take part."""
+    """All such notes of an experiment; `members` are the clients that may take part."""
     names, shards = federation.data.class_names, federation.shards
     histogram = federation.histogram()
     trained = np.sum([federation.class_counts(client) for client in members], axis=0)
     only = [name for name, held, n in zip(names, histogram.sum(0), trained, strict=True) if held and not n]
     untested = [client for client, shard in shards.items() if not len(shard.test)]
     unpicked = [client for client, shard in shards.items() if validation and not len(shard.validation)]
-    found = [*federation.notes, *classes_held_by_nobody(histogram, names, samples, room)]
+    found = [*federation.notes, *missing_classes(histogram, names, samples, room)]
     if only:
-        found.append(f"nobody who takes part has training samples of {_named('class', only)}")
+        found.append(f"no client that takes part has training samples of {_named('class', only)}")
     if untested:
-        found.append(f"{_named('client', untested, 'has', 'have')} no test samples: no accuracy counts them")
+        found.append(
+            f"{_named('client', untested, 'has', 'have')} no test samples: they do not count in any accuracy"
+        )
     if unpicked:
         have = _named("client", unpicked, "has", "have")
         found.append(f"{have} no validation samples: the validated round is picked without them")
@@ -55,7 +55,7 @@ def who_holds_nothing(
 
 
 def _named(what: str, names: Sequence[object], one: str = "", several: str = "") -> str:
-    """ "class 6 is", "classes 6, 7 are"."""
+    """ "client 6 has", "clients 6, 7 have"."""
     shown = ", ".join(map(str, names[:NAMED])) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
     plural = what + ("es" if what.endswith("s") else "s")
     return f"{what} {shown} {one}".rstrip() if len(names) == 1 else f"{plural} {shown} {several}".rstrip()

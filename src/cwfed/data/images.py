@@ -15,11 +15,11 @@ from cwfed.core.errors import DataError
 Picture = bytes | Path
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What is decoded: not all that Pillow knows, as some of its formats hand a foreign file to another program."""
+"""The formats that are decoded. Pillow knows more, but passes some to other programs, which is not safe for files of unknown origin."""
 
 
 def endings() -> tuple[str, ...]:
-    """The endings of such files."""
+    """The file extensions of these formats."""
     return tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
 
 

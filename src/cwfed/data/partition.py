@@ -1,4 +1,4 @@
-"""Who holds which samples: a pure function of (labels or a column, spec, seed). Same seed, same split, everywhere.
+"""Which client holds which samples: a pure function of (labels or a column, spec, seed). The same seed gives the same split everywhere.
 
 M clients, K classes, N samples; n_i of them at client i, N_k of them of class k.
 """
@@ -20,13 +20,13 @@ Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 
 MAX_DRAWS = 20_000
-"""Dirichlet draws before giving up: a spec that cannot be drawn must end in an error, not in a loop."""
+"""The most Dirichlet draws: a spec that cannot be satisfied must end in an error, not in a loop."""
 FIRST_DRAWS, HOPELESS = 50, 30
 """Where the first draws leave so many clients with too little, on average, no other draw will do: its chance is about exp(-30)."""
 MAX_FITS = 1000
-"""Steps of proportional fitting; it has converged long before, unless sizes and mixes all but contradict each other."""
+"""The most steps of proportional fitting; it converges much earlier, unless sizes and mixes nearly contradict each other."""
 SMALLEST = 1e-9
-"""A class that a client's mix all but lacks: with none at 0, there is always a table with the wanted sums."""
+"""The least share of a class in a client's mix: with no share at 0, a table with the wanted sums always exists."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class PartitionSpec:
     shuffled: bool = False
     """Pathological: classes dealt in random order, so that neighbours need not share them."""
     batch_size: int = 10
-    """A client should be able to fill a batch: this sets the least number of samples."""
+    """It sets the least number of samples, so that a client can fill batches."""
     shards_per_client: int = 2
     """Shards: how many each client is dealt."""
     quantity_alpha: float = 0.5
-    """Quantity: of the Dirichlet distribution of the clients' sizes."""
+    """Quantity: alpha of the Dirichlet distribution of the clients' sizes."""
     least_samples: int = 0
-    """The fewest samples that a client may hold; 0 is what a batch needs."""
+    """The fewest samples that a client may hold; 0: what a batch needs."""
     column: str = ""
     """Column: its name, for messages."""
     file: str = ""
@@ -80,7 +80,7 @@ def partition(labels: Labels, spec: PartitionSpec, seed: int, classes: int) -> l
 
 
 def _own(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
-    """The user's own: which samples each client holds, checked."""
+    """The user's own partition; its result is checked."""
     function = load_object(spec.kind, "partition")
     try:
         shares: list[Any] = [np.asarray(share) for share in function(labels, spec.clients, classes, rng)]
@@ -117,10 +117,10 @@ def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator,
     order = rng.permutation(classes) if spec.shuffled else np.arange(classes)
     for place, k in enumerate(order):
         places = [per_client - len(parts) for parts in held]
-        spare = sum(places) - (classes - 1 - place)  # so many may be taken, and each class after this one finds one
+        spare = sum(places) - (classes - 1 - place)  # the places that may be taken if each later class is to find one
         takers = [i for i, free in enumerate(places) if free][: min(takers_per_class, max(1, spare))]
         if not takers:
-            break  # M * c < K and every client has its classes: those that are left go to nobody
+            break  # M * c < K and every client has its classes: no client holds the rest
         members = rng.permutation(np.flatnonzero(labels == k))
         share = len(members) / len(takers)
         if spec.balanced:
@@ -135,7 +135,7 @@ def _pathological(labels: Labels, spec: PartitionSpec, rng: np.random.Generator,
 
 
 def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
-    """Per class, proportions from Dir(alpha); a client that holds N / M samples already gets none."""
+    """For each class, proportions from Dir(alpha); a client that already holds N / M samples gets none."""
     clients, samples = spec.clients, len(labels)
     least = spec.least(samples)
     members = [np.flatnonzero(labels == k) for k in range(classes)]
@@ -156,20 +156,20 @@ def _dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, cl
             return [np.concatenate(of_client) for of_client in zip(*parts, strict=True)]
         fewest, short = max(fewest, int(sizes.min())), short + int((sizes < least).sum())
     raise DataError(
-        f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave everybody {ceil(least)} samples in "
+        f"no Dirichlet({spec.alpha:g}) split over {clients} clients gave every client {ceil(least)} samples in "
         f"{draw} draws (the best gave {fewest}): use fewer clients, a larger alpha, more "
         "samples or a smaller data.least_samples"
     )
 
 
 def _quantity(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
-    """The classes of all at everybody, in unequal amounts."""
+    """All classes at every client, in unequal amounts."""
     order = rng.permutation(len(labels))
     return np.split(order, np.cumsum(_unequal_sizes(len(labels), spec, rng))[:-1])
 
 
 def _unequal_sizes(samples: int, spec: PartitionSpec, rng: np.random.Generator) -> NDArray[np.int64]:
-    """n_i = m + (N - M m) q_i with q ~ Dir(quantity_alpha): everybody has the least, m, and a random share of the rest."""
+    """n_i = m + (N - M m) q_i with q ~ Dir(quantity_alpha): every client has the least number, m, and a random share of the rest."""
     least = max(1, int(spec.least(samples)))
     shares = rng.dirichlet(np.full(spec.clients, spec.quantity_alpha))
     return least + _whole(shares, samples - spec.clients * least)
@@ -199,8 +199,8 @@ def _shards(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, class
 def _extended_dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Generator, classes: int) -> list[Indices]:
     """Li and Lyu (2023): c classes for each client, then per class proportions from Dir(alpha) over its holders.
 
-    A client takes the c classes that have the fewest holders so far, ties at random, as cards from a shuffled deck: so every class has a
-    holder where M c >= K. Of a class with h holders each has m_k = min(least / c, N_k / h / 2) samples, and a share of the rest.
+    A client takes the c classes that have the fewest holders so far, ties at random, so every class has a holder if M c >= K. Of a class
+    with h holders, each has m_k = min(least / c, N_k / h / 2) samples, and a share of the rest.
     """
     per_client, there = spec.classes_per_client, np.unique(labels)
     if per_client > len(there):
@@ -213,7 +213,7 @@ def _extended_dirichlet(labels: Labels, spec: PartitionSpec, rng: np.random.Gene
     parts: list[list[Indices]] = [[] for _ in range(spec.clients)]
     for k, takers in holders.items():
         if not takers:
-            continue  # M c < K: this class goes to nobody
+            continue  # M c < K: no client holds this class
         members = rng.permutation(np.flatnonzero(labels == k))
         least = int(min(ceil(spec.least(len(labels)) / per_client), len(members) / len(takers) / 2))
         shares = rng.dirichlet(np.full(len(takers), spec.alpha))
@@ -257,13 +257,13 @@ PARTITIONS = {
     "extended_dirichlet": _extended_dirichlet,
     "label_quantity": _label_quantity,
 }
-"""By labels, with the name that a config gives them; a new one is a function here."""
+"""The partitions by labels, by their names in a config; a new one is a function here."""
 NAMES = (*PARTITIONS, "column", "file")
-"""And those that the data bring: a column that says whose a sample is (`natural`), a file (`split_file.py`)."""
+"""All partitions: also by a column with the client of each sample (`natural`), and by a file (`split_file.py`)."""
 
 
 def natural(owners: Indices, spec: PartitionSpec, seed: int) -> list[int]:
-    """Which values of a column are clients: those with the least number of samples; of more than M, M at random."""
+    """The values of a column that become clients: those with at least `least_samples` samples; if there are more than M, M at random."""
     counts = np.bincount(owners)
     found = np.flatnonzero(counts >= max(1, spec.least_samples))
     if not len(found):

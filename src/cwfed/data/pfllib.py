@@ -1,8 +1,8 @@
 """Folders in PFLlib's layout (train/0.npz ..., test/0.npz ..., config.json), with their exact split.
 
 PFLlib stores `data` = {"x": array, "y": array} as an object array, which is a pickle; for texts, `x` is an object array itself,
-of (tokens, length). `pickled.py` reads it without unpickling: a foreign file runs no code and reaches no memory of ours.
-`write` makes such a folder of any split, packed as PFLlib's own programs pack it.
+of (tokens, length). `pickled.py` reads it without unpickling, so that a file of unknown origin cannot run code or reach our memory.
+`write` makes such a folder from any split, packed as by PFLlib's own programs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cwfed.data.dataset import Dataset
 from cwfed.data.text import PADDING
 
 MOST_NAMES = 10_000_000
-"""Classes or words that a folder may have: a name is made for each, and a wrong number must not fill the memory."""
+"""The most classes or words of a folder: each gets a name, and a wrong number must not fill the memory."""
 MOST_CLIENTS = 1_000_000
 MOST_BYTES = 2**33
-"""Of one client's file, unpacked: a small archive may say that it holds anything."""
+"""The most bytes of a client's file when unpacked: a small archive may claim any size."""
 _HEADER = {"descr": "|O", "fortran_order": False, "shape": ()}
 
 
 def _read_object(file: IO[bytes]) -> tuple[Any, int]:
-    """The one object of a .npy stream whose array has the dtype object, and of how many bytes it was made."""
+    """The object in a .npy stream with an array of dtype object, and the number of its bytes."""
     version = np.lib.format.read_magic(file)
     length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
     header = file.read(min(length, 10_000)).decode("latin-1")
@@ -75,12 +75,12 @@ def _labels(y: Any) -> NDArray[np.int64]:
     with np.errstate(invalid="ignore"):
         labels: NDArray[np.int64] = y.astype(np.int64).reshape(-1)
     if (labels != y.reshape(-1)).any():
-        raise ValueError("its labels are no whole numbers")
+        raise ValueError("its labels are not whole numbers")
     return labels
 
 
 def _inputs(x: Any, room: int) -> NDArray[Any]:
-    """Images N C H W become N H W C; texts, kept as (tokens, length) pairs, become one array of tokens."""
+    """Images N C H W become N H W C; texts, stored as pairs (tokens, length), become one array of tokens."""
     if not isinstance(x, np.ndarray):
         return _tokens(x, room)
     if x.ndim == 4:
@@ -104,7 +104,7 @@ def _tokens(x: Any, room: int) -> NDArray[np.int32]:
 
 
 def _text(row: Any) -> Sequence[int]:
-    """The tokens of a row, which are the row itself or come with their number."""
+    """The tokens of a row: the row itself, or the first of a pair (tokens, length)."""
     row = pickled.finished(row)
     first = pickled.finished(row[0]) if len(row) == 2 else None
     tokens = first if isinstance(first, list | tuple | np.ndarray) else row
@@ -116,7 +116,7 @@ def _text(row: Any) -> Sequence[int]:
 
 
 def load(folder: Path) -> Dataset:
-    """The whole folder as one data set that knows its split."""
+    """The whole folder as one data set with its split."""
     try:
         config = json.loads(read_text(folder / "config.json"))
         clients, classes = int(config["num_clients"]), int(config["num_classes"])
@@ -152,7 +152,7 @@ def load(folder: Path) -> Dataset:
 
 
 def write(federation: Federation, folder: Path) -> None:
-    """A split in PFLlib's layout, the inputs as the network sees them. PFLlib knows no held-out data: they are training data there."""
+    """Write a split in PFLlib's layout, with inputs as the network sees them. PFLlib has no held-out data: they become training data."""
     whole = federation.data
     shards = federation.shards.values()
     config = {

@@ -1,9 +1,9 @@
-"""The arrays in a pickle, read without pickle: nothing that the file names is called.
+"""Reads the arrays in a pickle without the pickle module: nothing that the file names is called.
 
-The stream is walked opcode by opcode over a closed grammar: plain values, lists, tuples, dicts, and the few forms in which numpy
-writes arrays (protocols 2 to 5). What numpy's own constructors would be given from the file (`ndarray.__setstate__`,
-`dtype.__setstate__`) can point anywhere in memory; here a dtype is one of a table of ours, and an array is a view of bytes whose
-number was checked. Arrays of objects come out as plain lists. Anything else is a ValueError.
+The stream is read opcode by opcode, and only these are accepted: plain values, lists, tuples, dicts, and the few forms in which numpy writes
+arrays (protocols 2 to 5). Arguments from a file for numpy's own constructors (`ndarray.__setstate__`, `dtype.__setstate__`) could point
+anywhere in memory. Here a dtype comes from our own table, and an array is a view of bytes whose number was checked. Arrays of objects
+become plain lists. Anything else is a ValueError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GLOBALS: Final = {
     ("_codecs", "encode"): "bytes",  # how protocol 2 writes bytes
     ("__builtin__", "bytes"): "no bytes",
 }
-"""Every name that a stream may say, and what stands for it here: a word, never the object."""
+"""The names that a stream may contain, each with a word that stands for it; the objects themselves are never used."""
 _TYPES: Final = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)} | {
     name: np.dtype(name) for name in ("f2", "f4", "f8", "b1")
 }
@@ -62,7 +62,7 @@ class _Name:
 
 @dataclass
 class _Type:
-    """A dtype in the making: the stream says its byte order later."""
+    """A dtype whose byte order comes later in the stream."""
 
     code: str
     order: str = ""
@@ -75,14 +75,14 @@ class _Type:
 
 @dataclass
 class _Array:
-    """An array in the making: numeric ones become `made`, those of objects keep shape and items."""
+    """An array whose contents come later in the stream, and are put into `made`."""
 
     made: NDArray[Any] | Objects | None = None
 
 
 @dataclass(frozen=True)
 class Objects:
-    """An array of objects: its shape, and what is in it in C order."""
+    """An array of objects: its shape, and its items in C order."""
 
     shape: tuple[int, ...]
     items: list[Any]
@@ -116,7 +116,7 @@ class _Machine:
     def __init__(self, room: int) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
-        self.room = room  # characters that may become bytes: a text of the memo could do so over and over
+        self.room = room  # characters that may become bytes: a remembered text could be converted repeatedly
 
     def pop(self) -> Any:
         value = self.stack.pop()  # IndexError is refused like anything else
@@ -127,11 +127,11 @@ class _Machine:
     def top(self, kind: type) -> Any:
         """The value on the stack, which must be of this kind."""
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise ValueError(f"something is done to what is no {kind.__name__.strip('_').lower()}")
+            raise ValueError(f"something is done to what is not a {kind.__name__.strip('_').lower()}")
         return self.stack[-1]
 
     def marked(self) -> list[Any]:
-        """What lies above the last mark."""
+        """The values above the last mark."""
         found: list[Any] = []
         while (value := self.stack.pop()) is not _MARK:
             found.append(value)
@@ -139,7 +139,7 @@ class _Machine:
         return found
 
     def step(self, name: str, argument: Any) -> None:
-        """One opcode. The order is that of texts, which are lists of millions of small numbers."""
+        """Carry out one opcode. Frequent ones come first: texts are lists of millions of small numbers."""
         stack = self.stack
         if name in _VALUES:
             stack.append(argument)
@@ -157,7 +157,7 @@ class _Machine:
         elif name in ("SETITEMS", "SETITEM"):
             pairs = self.marked() if name == "SETITEMS" else [self.pop(), self.pop()][::-1]
             if len(pairs) % 2 or any(type(key) is not str for key in pairs[::2]):
-                raise ValueError("the keys of a dict are no texts")
+                raise ValueError("the keys of a dict are not texts")
             self.top(dict).update(zip(pairs[::2], pairs[1::2], strict=True))
         elif name == "TUPLE":
             stack.append(tuple(self.marked()))
@@ -178,12 +178,12 @@ class _Machine:
             made = _made(function, arguments)
             self.room -= len(made) if isinstance(made, bytes) else 0
             if self.room < 0:
-                raise ValueError("it says the same bytes over and over")
+                raise ValueError("it repeats the same bytes without end")
             stack.append(made)
         elif name == "BUILD":
             _fill(*[self.pop(), stack[-1]][::-1])
         elif name not in ("PROTO", "FRAME"):
-            raise ValueError(f"{name} is nothing that an array needs")
+            raise ValueError(f"an array does not need {name}")
 
 
 def _known(module: Any, name: Any) -> _Name:
@@ -193,7 +193,7 @@ def _known(module: Any, name: Any) -> _Name:
 
 
 def _made(function: Any, arguments: Any) -> Any:
-    """What a call stands for; the forms are those that numpy and pickle write."""
+    """The result of a call, for the forms that numpy and pickle write."""
     match function, arguments:
         case _Name("dtype"), (str(code), _, _) if code in _TYPES or code == _OBJECT:
             return _Type(code)
@@ -211,7 +211,7 @@ def _made(function: Any, arguments: Any) -> Any:
 
 
 def _fill(value: Any, state: Any) -> None:
-    """The second half of a dtype or an array."""
+    """Complete a dtype or an array with the state that follows it."""
     match value, state:
         case _Type(_, ""), (3, "<" | ">" | "|" | "=" as order, None, None, None, -1, -1, int()):
             value.order = order
@@ -226,7 +226,7 @@ def _fill(value: Any, state: Any) -> None:
 
 
 def _count(shape: tuple[Any, ...]) -> int:
-    """How many values such an array has; shapes that none can have are refused."""
+    """The number of values of an array of this shape; ValueError for impossible shapes."""
     if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size < 2**48 for size in shape):
         raise ValueError("an array has an impossible shape")
     return math.prod(shape)

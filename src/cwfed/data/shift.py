@@ -1,4 +1,4 @@
-"""Feature shift: clients whose images look different, whatever classes they hold.
+"""Feature shift: the images of different clients look different, whatever their classes.
 
 Clients are in G groups of equal size, drawn from the seed. A group g has its own rotation, or its own colour:
 
@@ -24,18 +24,18 @@ Shift = Literal["none", "rotation", "colour"]
 
 
 def groups(clients: int, number: int, seed: int) -> NDArray[np.int64]:
-    """The group of each client: as many in one as in another, to one client."""
+    """The group of each client; the sizes of groups differ by at most one client."""
     return stream(seed, "shift").permutation(np.arange(clients) % number)
 
 
 def describe(kind: Shift, group: int, number: int) -> str:
-    """A group's shift in a word."""
+    """A group's shift in words."""
     degrees = f"{360 * group / number:g}°"
     return degrees if kind == "rotation" else f"hue {degrees}"
 
 
 def shifted(federation: Federation, kind: Shift, number: int, seed: int) -> Federation:
-    """The same clients with the images of each shifted as its group's are."""
+    """The same clients, with each client's images shifted as its group says."""
     data = federation.data
     if data.inputs.ndim != 4:
         raise ConfigError(
@@ -44,7 +44,9 @@ def shifted(federation: Federation, kind: Shift, number: int, seed: int) -> Fede
     held = [np.concatenate([s.train, s.holdout, s.validation, s.test]) for s in federation.shards.values()]
     every = np.concatenate(held)
     if len(np.unique(every)) < len(every):
-        raise ConfigError(f'data.shift = "{kind}" cannot be: some samples of {data.name} belong to several clients')
+        raise ConfigError(
+            f'data.shift = "{kind}" is not possible: some samples of {data.name} belong to several clients'
+        )
     of_client = groups(len(held), number, seed)
     colours = 3 if kind == "colour" else data.inputs.shape[3]
     if data.inputs.shape[3] not in (1, colours):
@@ -65,7 +67,7 @@ def shifted(federation: Federation, kind: Shift, number: int, seed: int) -> Fede
 def rotated(images: NDArray[Any], turn: float) -> NDArray[Any]:
     """Images (N x H x W x C) turned counter-clockwise by this part of a full turn.
 
-    Every pixel takes the value of the one that was where it is now turned from: for quarter turns of square images exactly np.rot90.
+    Every pixel takes the value of the pixel nearest to the place that it is turned from. For quarter turns of square images this is np.rot90.
     """
     height, width = images.shape[1:3]
     cos, sin = np.cos(2 * np.pi * turn), np.sin(2 * np.pi * turn)

@@ -1,12 +1,11 @@
-"""A split read from a file: which client holds which samples, as CSV or JSON.
+"""Reads a split from a file: which client holds which samples, as CSV or JSON.
 
     client,sample,part              {"anna": {"train": [0, 5, 7], "test": [3]},
     anna,0,train                     "ben":  {"train": [1, 2], "test": [4]}}
     ben,1,train
     ...                             or without parts: {"anna": [0, 3, 5, 7], "ben": [1, 2, 4]}, or a list of such
 
-The column `part` may be left out: then each client's samples are split as those of any partition. A sample that is not in the file is
-not used.
+Without the column `part`, each client's samples are split as in any partition. Samples that are not in the file are not used.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from cwfed.data.dataset import PARTS
 
 @dataclass(frozen=True)
 class Split:
-    """Who holds what: for each client its name and its sample numbers, by part where the file has parts."""
+    """For each client its name and its sample numbers, by part if the file has parts."""
 
     names: tuple[str, ...]
     shares: tuple[NDArray[np.int64], ...] = ()
     parts: tuple[tuple[NDArray[np.int64], ...], ...] = ()
-    """(train, test) or (train, validation, test), where the file has parts; then `shares` is empty."""
+    """(train, test) or (train, validation, test) of each client if the file has parts; then `shares` is empty."""
 
 
 LONGEST = 20
-"""Digits of a client's number: a longer one is a name."""
+"""Digits from which on a client's number is treated as a name."""
 Entry = tuple[str, Any, str]
 """A client, a sample number, a part ("" where there are none)."""
 
@@ -57,7 +56,7 @@ def read(path: Path, samples: int) -> Split:
 
 
 def arrange(entries: list[Entry], samples: int, where: str = "the split") -> Split:
-    """Entries as a split; what cannot be one is named.
+    """Entries as a split; DataError if they are not a possible one.
 
     >>> arrange([("b", 3, ""), ("a", 0, ""), ("b", 1, "")], 5).shares
     (array([0]), array([1, 3]))
@@ -76,7 +75,9 @@ def arrange(entries: list[Entry], samples: int, where: str = "the split") -> Spl
     if unknown := sorted(parts - {*PARTS, ""}):
         raise DataError(f"{where} has a part {unknown[0]!r}: {did_you_mean(unknown[0], PARTS)}")
     if "" in parts and len(parts) > 1:
-        raise DataError(f"{where} says of some samples which part they are in, and of others not: give all or none")
+        raise DataError(
+            f"{where} gives a part for some samples and none for others: give it for all samples or for none"
+        )
     held: dict[str, dict[str, list[int]]] = {}
     for (client, _, part), number in zip(entries, numbers, strict=True):
         held.setdefault(client, {}).setdefault(part, []).append(number)
@@ -105,7 +106,7 @@ def _number(entry: Entry, samples: int, where: str) -> int:
         if isinstance(given, bool | float):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{where}: client {client!r} has the sample {given!r}, which is no whole number") from None
+        raise DataError(f"{where}: client {client!r} has the sample {given!r}, which is not a whole number") from None
     if not 0 <= number < samples:
         raise DataError(f"{where}: client {client!r} has the sample {number}, and the samples are 0 to {samples - 1}")
     return number

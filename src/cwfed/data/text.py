@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LENGTH = 100
-"""Words of a text that are read; AG News has 40 on average."""
+"""The number of words of a text that are used; AG News has 40 on average."""
 VOCABULARY = 100_000
 """The most frequent words that get a token of their own."""
 

@@ -1,4 +1,4 @@
-"""How clients are trained: `loop`, the plain oracle; `threads` and `processes`, side by side; `vmap`, all in one batched step."""
+"""How clients are trained: `loop`, the plain reference; `threads` and `processes`, side by side; `vmap`, all in one batched step."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 SMALL_STEP, LARGE_STEP = 2_000_000, 8_000_000
-"""Floating-point operations of a batch's forward pass: under the first a step on a CPU is mostly overhead; from the
-second on it is work enough that threads do not wait for each other's Python (docs/performance.md has the measurements).
+"""Floating-point operations of a batch's forward pass. Below the first, a step on a CPU is mostly overhead; from the second on a step is
+long enough that threads hardly wait for Python's lock (docs/performance.md has the measurements).
 """
 ENOUGH_CLIENTS = 4
-"""Fewer clients in a batched step do not make up for what it costs."""
+"""The fewest clients for which a batched step pays."""
 
 
 def cores() -> int:
@@ -47,9 +47,9 @@ def cores() -> int:
 
 
 def find_devices(name: str, engine: str = "auto") -> tuple[torch.device, ...]:
-    """The devices of these names, with commas between them; "auto" is all accelerators of a kind, where there are some.
+    """The devices named in `run.device`; "auto" is all accelerators of a kind if there are any.
 
-    Engines without worker processes have one: the first of all, but not of several that were named.
+    An engine without worker processes uses one device: "auto" gives it the first one, and several names are an error.
     """
     has_several = engine in ("auto", "processes")
     if name == "auto":
@@ -78,13 +78,13 @@ def _find_device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which engine is wanted, and what "auto" picks it by."""
+    """Which engine is wanted, and what "auto" needs to know to pick one."""
 
     name: str = "auto"
     workers: int = 0
     """0 is one per core, or one per device where there are several."""
     devices: tuple[torch.device, ...] = ()
-    """Where worker processes have the data; all other engines have them where the job has them."""
+    """The devices of worker processes; all other engines use the job's."""
     participants: int = 1
     """Clients of a round."""
     compile: str = "auto"
@@ -94,7 +94,7 @@ class Choice:
 
 
 def choose(job: Job, choice: Choice) -> Engine:
-    """The engine for a job. What "auto" picks depends on the experiment and the shape of the machine, never on a clock."""
+    """The engine for a job. What "auto" picks depends on the experiment and the machine's cores and devices, never on a measured time."""
     several = len(choice.devices) if len(choice.devices) > 1 else 0
     workers = min(choice.workers or several or cores(), len(job.federation))
     name, reason, how = choice.name, "", job.how

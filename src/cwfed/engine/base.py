@@ -1,7 +1,7 @@
-"""What an engine is, and the messages that it is told and tells: plain data, so that a worker may be anywhere.
+"""What an engine is, and the messages between it and the rounds: plain data, so that a worker may be another process.
 
-An engine has two verbs. `visit` lets participants begin, train and finish; `measure` says how good given models are
-on given clients' data. `Loop` is the obvious oracle; every other engine must give what it gives.
+An engine does two things: `visit` lets participants begin, train and finish; `measure` says how good models are on clients' data.
+`Loop` is the plainest one and the reference: every other engine must give the same results.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from cwfed.engine.worker import LocalTraining
 
 
 def overrides(algorithm: FedAvg, *methods: str) -> bool:
-    """Whether an algorithm does one of these in a way of its own; where it does not, there are shorter ways."""
+    """Whether an algorithm overrides one of these methods of `FedAvg`; if not, engines may take a shorter way."""
     return any(getattr(type(algorithm), name) is not getattr(FedAvg, name) for name in methods)
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A client, as the server sends it off: plain data, so that the worker may be anywhere."""
+    """A client's part in a round, as a worker is told it."""
 
     client: int
     own: Params | None = None
-    """The tensors that the client kept, and what it remembers beside them."""
+    """The tensors that the client kept since its last round, and what its algorithm remembers besides."""
     statistics: Params = field(default_factory=dict)
     """Running statistics that stay with the client."""
     optimizer: Params = field(default_factory=dict)
-    """What it kept of its optimiser's state."""
+    """Its optimiser's state, if it keeps one between rounds."""
     got: Download | None = None
-    """What it was sent. None: the worker makes it from the server's state, so that personal models exist only while their
-    client needs them."""
+    """What it was sent. None: the worker makes it from the server's state, so that a personal model exists only while its client is
+    visited."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Visited:
     extras: Params
     statistics: Params
     remembered: Params
-    """What it keeps beside the tensors of its model and its running statistics."""
+    """What it keeps besides its model's tensors and running statistics."""
 
 
 class Trained(NamedTuple):
-    """What is known of a participant's training beside its model."""
+    """The outcome of a participant's training, besides its model."""
 
     loss: float
     penalty: float
@@ -74,12 +74,12 @@ class Candidate:
     model: Params | None = None
     """None: the model that the client has on receipt."""
     is_tuned: bool = False
-    """Of a model on receipt: whether the client makes its passes before the test first."""
+    """For a model on receipt: whether the client first makes its passes before the test."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good a model is on one client: what was counted on its test and on its held-out data."""
+    """How good a model is on one client: the counts on its test data and on its held-out data."""
 
     test: Tally
     validation: Tally
@@ -101,7 +101,7 @@ class Score:
 
 
 def scores_of(tables: Sums, losses: Sequence[float], own: OwnSums) -> list[Score]:
-    """Scores from the tables of each client's test and held-out data, in turn, and its summed test loss."""
+    """Scores from tables of sums (test, held-out, test, held-out, ... client by client) and each client's summed test loss."""
     rights = tables[:, RIGHT].sum(1).astype(int).tolist()
     held_out = tables[1::2, LOSS].sum(1).tolist()
     found = []
@@ -113,7 +113,7 @@ def scores_of(tables: Sums, losses: Sequence[float], own: OwnSums) -> list[Score
 
 @dataclass(frozen=True)
 class Job:
-    """What an engine is to carry out: all that it must know of an experiment."""
+    """Everything that an engine must know about an experiment."""
 
     algorithm: FedAvg
     model: nn.Module
@@ -122,12 +122,12 @@ class Job:
     samples: Samples
     how: LocalTraining
     metrics: Sequence[Own] = ()
-    """What the user wants measured beside what always is."""
+    """The user's own metrics."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the workers of an engine are asked together: plain data, told to each worker once. The items follow one by one."""
+    """A task for the workers of an engine, sent to each worker once; its items (such as visits) follow one by one."""
 
     task: Literal["try_training", "rehearse", "visit", "personal", "measure"]
     """A method of `ClientTasks`."""
@@ -135,29 +135,27 @@ class Call:
     state: Any = None
     """The server's state, from which a worker makes what a client is sent."""
     out: Params = field(default_factory=dict)
-    """Of a visit: the stack for the trained models, item i has a row. A worker elsewhere fills a stack of its own and sends
-    the row."""
+    """For visits: the stack of trained models, one row per item. A worker process has a stack of one row, and sends that row."""
 
 
 class Engine(Protocol):
-    """Trains and measures clients. How it spreads the work changes no bit of what comes out, but for `vmap`'s rounding."""
+    """Trains and measures clients. Results are the same to the bit however the work is spread; only `vmap` rounds differently."""
 
     name: str
     workers: int
     why: str
     """Why "auto" chose this engine."""
     compile: bool
-    """Whether its step is compiled, which rounds in another way."""
+    """Whether its step is compiled, which changes rounding."""
     note: str
-    """What the user should know of how it works here."""
+    """What the user should know about how it works on this machine; "" if nothing."""
     job: Job
 
     def try_training(self) -> None:
-        """One batch forward and backward: a ConfigError for what does not work in this precision."""
+        """One batch forward and backward; ConfigError if the model cannot train in this precision."""
 
     def rehearse(self, state: Any, visit: Visit) -> None:
-        """Before the first round: a ConfigError for passes and objectives that cannot be, and for what differential privacy
-        cannot be had for."""
+        """Before the first round: ConfigError for impossible passes and losses, and for what differential privacy does not cover."""
 
     def download(self, state: Any, visit: Visit) -> Download:
         """What a client is sent."""
@@ -166,10 +164,10 @@ class Engine(Protocol):
         """Train the participants; the model of the i-th goes into row i of `out`."""
 
     def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
-        """The score of each candidate, whose model is that of a client before a round where it does not bring one."""
+        """The score of each candidate. A candidate without a model has the one that its client receives before this round."""
 
     def personal(self, round_: int, state: Any, visits: Sequence[Visit], is_tuned: bool = False) -> list[Params]:
-        """The models that clients have on receipt, as they would begin a round with them."""
+        """The models that clients have on receipt, before this round."""
 
     def close(self) -> None:
-        """Stop whoever is still training, and let go of the networks and the data."""
+        """Stop training that is under way, and free the networks and the data."""

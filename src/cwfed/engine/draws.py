@@ -1,6 +1,6 @@
-"""What a network draws while it trains, such as dropout masks, comes from a generator that is seeded for each client and round.
+"""Random numbers inside a network, such as dropout masks: from a generator that is seeded for each client and round.
 
-torch's global generator would make the order of threads matter.
+With torch's global generator, results would depend on the order of threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def seed(network: nn.Module, generator: torch.Generator) -> None:
 
 
 def refuse_global(before: Tensor) -> None:
-    """An error where torch's global generator has moved on since `before`."""
+    """RunError if torch's global generator was used since its state was `before`."""
     if not torch.equal(before, torch.get_rng_state()):
         raise RunError(
             "the model draws from torch's global random generator while it trains, so its runs cannot be repeated: "
@@ -36,7 +36,7 @@ def refuse_global(before: Tensor) -> None:
 
 
 class SeededDropout(nn.Module):
-    """Dropout from the worker's own generator: torch's global one would make the order of threads matter."""
+    """Dropout that draws from the worker's own generator."""
 
     def __init__(self, p: float, whole_channels: bool, generator: torch.Generator) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class SeededDropout(nn.Module):
 
 WHOLE_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 DRAW_INSIDE = (nn.MultiheadAttention, nn.RNNBase, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
-"""Modules that draw somewhere in their own computation, such as dropout between the layers of an LSTM."""
+"""Modules that draw inside their own computation, such as dropout between the layers of an LSTM."""
 
 
 class _Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, operations of this thread that would draw from torch's global generator draw from this one."""
+    """A context in which operations of this thread draw from this generator in place of torch's global one."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ class _Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class SeededInside:
-    """Hooks around a module that draws inside itself: what it draws comes from the worker's own generator."""
+    """Hooks around a module that draws inside itself: its draws come from the worker's own generator."""
 
     def __init__(self, module: nn.Module, generator: torch.Generator) -> None:
         self._generator = generator
@@ -81,7 +81,7 @@ class SeededInside:
         module.register_forward_hook(self._leave, always_call=True)
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
-        if module.training:  # else nothing is drawn, and every operation would be looked at for nothing
+        if module.training:  # in evaluation nothing is drawn, and intercepting every operation costs time
             self._entered.append(_Seeded(self._generator))
             self._entered[-1].__enter__()  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""Embeddings beside a batched step: it is given the rows that a batch looks up, and they are moved where they lie."""
+"""Embeddings outside the batched step: the step gets the rows that a batch looks up, and the table is updated in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Table:
         self.offsets = rows * stack.shape[1]
 
     def _places(self, tokens: Tensor) -> Tensor:
-        """Where the tokens' embeddings are when all tables are one."""
+        """The tokens' rows in all tables stacked into one."""
         return (tokens + along(self.offsets[: len(tokens)], tokens)).flatten()
 
     def look_up(self, tokens: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Table:
         return torch.stack([self.stack[row].sum() for row in self.rows.tolist()])
 
     def save(self, stack: Tensor) -> None:
-        """Into the stack that is handed over, if this is not it."""
+        """Copy the tables into a stack, unless they are in it already."""
         if stack is not self.stack:
             stack[self.rows.cpu()] = self.stack[self.rows].to(stack.device)
 
@@ -56,7 +56,7 @@ class Lookup(nn.Embedding):
         if self.rows is None:
             return super().forward(tokens)
         if tokens is not self.inputs:
-            raise RuntimeError("it looks up something else than its inputs in an embedding")
+            raise RuntimeError("it looks up something other than its inputs in an embedding")
         return self.rows
 
 

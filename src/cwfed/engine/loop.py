@@ -1,4 +1,4 @@
-"""Engines whose workers take one client at a time, and the plainest of them: one worker, on this thread."""
+"""Engines whose workers take one client at a time (`Distributor`), and the plainest of them, with one worker on this thread (`Loop`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURE_TASKS = 32
 
 
 class Distributor(ABC):
-    """An engine that deals tasks out to workers. One more of them is a class with `spread` and `close`."""
+    """An engine that deals tasks out to workers. A subclass has `spread` and `close`."""
 
     name: str
     compile = False
@@ -28,11 +28,11 @@ class Distributor(ABC):
 
     @abstractmethod
     def spread(self, call: Call, items: Sequence[Any]) -> list[Any]:
-        """Have the task of a call done for each item (`ClientTasks.do`); the results, in the order of the items."""
+        """Do a call's task for each item (`ClientTasks.do`); the results, in the order of the items."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop whoever is still training, and let go of the networks and the data."""
+        """Stop training that is under way, and free the networks and the data."""
 
     def try_training(self) -> None:
         self.spread(Call("try_training"), [0])
@@ -51,7 +51,9 @@ class Distributor(ABC):
         return self.spread(Call("personal", round_, state), [Candidate(v, is_tuned=is_tuned) for v in visits])
 
     def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
-        size = max(1, -(-len(candidates) // MEASURE_TASKS))  # a function of the clients, not of the workers
+        size = max(
+            1, -(-len(candidates) // MEASURE_TASKS)
+        )  # depends on the clients only: with the number of workers the batches, and so the last bits, would change
         some = [candidates[at : at + size] for at in range(0, len(candidates), size)]
         shards = [[self.job.federation.shards[candidate.visit.client] for candidate in part] for part in some]
         work = [sum(len(shard.test) + len(shard.validation) for shard in part) for part in shards]
@@ -60,7 +62,7 @@ class Distributor(ABC):
         ]
 
     def _longest_first(self, call: Call, items: Sequence[Any], work: Sequence[int]) -> list[Any]:
-        """Like `spread`, where item i is so much work: what is begun last is short, so that workers end at about the same time."""
+        """Like `spread`, longest items first (`work[i]` is how long item i is), so that all workers end at about the same time."""
         order = sorted(range(len(items)), key=lambda i: -work[i])
         found = dict(zip(order, self.spread(call, [items[i] for i in order]), strict=True))
         return [found[i] for i in range(len(items))]

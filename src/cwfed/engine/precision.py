@@ -23,14 +23,15 @@ Precision: TypeAlias = Literal["fp32", "bf16"]
 
 CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CRAWLING = 0.2
-"""bf16 at less than this share of fp32's speed is emulated, not computed."""
+"""Below this share of fp32's speed, bf16 must be emulated in software."""
 PATIENCE = 30.0
+"""Seconds that a trial may take."""
 
 
 def to_bf16(network: nn.Module, output: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-    """Make a network compute in bf16; pairs of its bf16 parameters and their float32 masters."""
+    """Make a network compute in bf16; returns its bf16 parameters, each with its float32 master."""
     pairs = []
-    inside = set(output.modules())  # what an algorithm has put into the output layer stays float32 with it
+    inside = set(output.modules())  # also what an algorithm has put into the output layer
     output.register_forward_pre_hook(_in_float32)
     for module in network.modules():
         if isinstance(module, CAST) and module not in inside:
@@ -53,7 +54,7 @@ def _in_bfloat16(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor,
 
 
 def require_bf16(device: torch.device) -> str:
-    """Make sure that bf16 runs here, before anything computes; a sentence where it is no gain, "" where it is."""
+    """ConfigError if bf16 cannot run here; else "", or a sentence if it is no faster than fp32."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError('train.precision = "bf16" cannot be used: this GPU has no bf16; use "fp32"')
     if device.type != "cpu":
@@ -94,11 +95,13 @@ def _try_in_child() -> float | None:
         return _compare_products()
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: this child uses none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # it warns of forks in a process with threads: this child uses none
         child = os.fork()
     if child == 0:
         try:
-            faulthandler.disable()  # dying is an answer here, not news
+            faulthandler.disable()  # a crash is an expected answer here: no traceback
             torch.set_num_threads(1)
             os.write(write, f"{_compare_products():.4f}".encode())
         finally:
@@ -114,7 +117,7 @@ def _try_in_child() -> float | None:
 
 
 def _compare_products(size: int = 512) -> float:
-    """The best of several interleaved trials of each."""
+    """Speed of a bf16 matrix product in units of fp32's: the best of several interleaved trials of each."""
     matrices = [torch.ones(size, size, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
     best = [float("inf"), float("inf")]
     for _ in range(8):

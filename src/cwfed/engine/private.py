@@ -1,7 +1,7 @@
-"""A worker's place where clients train with differential privacy: per-sample gradients, clipped, with noise.
+"""Training with differential privacy (DP-SGD): per-sample gradients, clipped, with noise.
 
-An algorithm is kept from what that does not cover. It may not ask for losses or means of the client's data, it sees a noisy
-histogram, and its penalty sees the weights but no batch.
+Clipping covers gradients only, so an algorithm gets nothing else of a client's data: no losses or mean features, a noisy histogram in
+place of the class counts, and a penalty that sees the weights but no batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Download, Output, Params, Pass, Start, When
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
-from cwfed.engine.worker import ClientView, ClientWorker, LocalTraining
+from cwfed.engine.view import ClientView
+from cwfed.engine.worker import ClientWorker, LocalTraining
 from cwfed.privacy import dp
 from cwfed.privacy.noise import Seeded
 
@@ -29,12 +30,12 @@ BEYOND = "privacy.dp: the algorithm asks its clients for {}, which clipped gradi
 
 
 class PrivateView(ClientView):
-    """The client as an algorithm may see it when its samples are private."""
+    """What an algorithm may ask of a client whose samples are private."""
 
     @cached_property
     def class_counts(self) -> Tensor:
-        """n_ij with noise, the same in every round."""
-        worker = self._bench
+        """n_ij with noise; the noise is the same in every round."""
+        worker = self._worker
         assert isinstance(worker, PrivateWorker)
         return worker.privacy.class_counts(worker.federation.class_counts(self._client), worker.noise, self._client)
 
@@ -73,7 +74,7 @@ class PrivateWorker(ClientWorker):
 
     @property
     def _trained(self) -> Params:
-        """What moves in this pass."""
+        """The tensors that move in this pass."""
         return {name: p for name, p in self.params.items() if p.requires_grad}
 
     def epochs(
@@ -112,7 +113,7 @@ class PrivateWorker(ClientWorker):
         return list(gradients.values()), losses
 
     def _penalty(self, algorithm: FedAvg, start: Start) -> Tensor:
-        """The penalty of the weights alone: in place of a batch, and of its labels, it is given what is not a number."""
+        """The penalty of the weights alone: it gets NaN in place of a batch's outputs and labels."""
         logits, features = (
             torch.full((2, width), torch.nan, device=self.samples.device)
             for width in (self._output.out_features, self._output.in_features)
@@ -120,7 +121,7 @@ class PrivateWorker(ClientWorker):
         return algorithm.penalty(self.params, Output(logits, features, self._output.weight), logits[:, 0], start)
 
     def rehearse(self, algorithm: FedAvg, got: Download, own: Params | None, statistics: Params, client: int) -> None:
-        """A visit without training: an algorithm or a network that needs what must stay private shows here."""
+        """A visit without training, before round 1: ConfigError if the algorithm or the network needs what must stay private."""
         if algorithm.held_out():
             raise ConfigError(BEYOND.format("losses on data they hold out"))
         view = self.view(client, statistics)

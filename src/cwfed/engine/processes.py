@@ -1,11 +1,11 @@
-"""Clients side by side in worker processes, with one compute thread each: nobody waits for another's Python.
+"""Clients side by side in worker processes, with one compute thread each, so that no worker waits for another's Python lock.
 
-The workers are started once and stay. What they need for all rounds (algorithm, network, who holds what) is told once; the data are
-in memory that all of them have, and so is the server's state, from which a worker makes a client's personal model itself. For each client only
-what it keeps goes there, and what it trained comes back. Its arithmetic is that of the loop, so the bits are the same.
+The workers are started once and stay. They are told once what all rounds need (algorithm, network, who holds what). The data and the
+server's state are in shared memory; a worker makes a client's personal model from the state itself. Per client only what the client keeps
+goes to the worker, and its trained model comes back. The arithmetic is that of the loop, so the bits are the same.
 
-A worker is a Python process that imports cwfed, not a copy of this one: a script needs no `if __name__ == "__main__"`, and nothing of this
-process's threads and devices is in it. It ends when its socket does, however this process has ended.
+A worker is a new Python process that imports cwfed, not a fork of this one: a script needs no `if __name__ == "__main__"`, and the worker has
+none of this process's threads and devices. A worker ends when its socket is closed, however this process ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ START = (
     "from cwfed.engine.processes import work; work(*given)"
 )
 JOB, ITEM, READY, DONE, FAILED = b"j", b"i", b"r", b"d", b"f"
-"""The first byte of what is said; the others say where in memory the rest is."""
+"""The first byte of a message, its kind; the other bytes say where in shared memory its content is."""
 
 
 class CannotShare(ConfigError):
@@ -57,17 +57,17 @@ class Processes(Distributor):
         super().__init__(job, workers)
         given = devices or (job.samples.device,)
         self.devices = tuple(given[number % len(given)] for number in range(workers))
-        """Of each worker."""
-        self._library, self._board = Memory(), Memory()
-        """What is true of all rounds; the server's state."""
+        """The device of each worker."""
+        self._job_memory, self._state_memory = Memory(), Memory()
+        """Shared memory for the job, which is the same in all rounds, and for the server's state."""
         self._posted: tuple[Any, bytes] = None, b""
-        """The state that is on the board, and where."""
+        """The state that is in `_state_memory`, and where in it."""
         self._calls = 0
         self._crew: list[_Worker] = []
-        self._release = weakref.finalize(self, _release, self._crew, self._library, self._board)
+        self._release = weakref.finalize(self, _release, self._crew, self._job_memory, self._state_memory)
         about = job.algorithm, job.model, job.task, job.federation, job.how, job.metrics
         try:
-            self._job = pack(about, self._library)
+            self._job = pack(about, self._job_memory)
         except Exception as error:  # whatever the user's objects say to being pickled
             self._release()
             raise CannotShare(
@@ -75,14 +75,16 @@ class Processes(Distributor):
             ) from None
 
     def spread(self, call: Call, items: Sequence[Any]) -> list[Any]:
-        if call.state is not None and call.state is not self._posted[0]:  # nobody reads it now
-            self._posted = call.state, pack(call.state, self._board)
+        if call.state is not None and call.state is not self._posted[0]:  # no worker is reading it between two calls
+            self._posted = call.state, pack(call.state, self._state_memory)
         self._calls += 1
         results: dict[int, Any] = {}
         left = deque(enumerate(items))
         try:
             if not self._crew:
-                self._crew += (_Worker(self._job, self._library, self._board, device) for device in self.devices)
+                self._crew += (
+                    _Worker(self._job, self._job_memory, self._state_memory, device) for device in self.devices
+                )
             while len(results) < len(items):
                 for worker in self._crew:
                     if worker.is_free and left:
@@ -90,7 +92,7 @@ class Processes(Distributor):
                 for ready in wait([worker.connection for worker in self._crew if not worker.is_free]):
                     worker = next(worker for worker in self._crew if worker.connection is ready)
                     results |= worker.answer()
-        except BaseException:  # an error or Ctrl-C: all of them end; who asks again is given new ones
+        except BaseException:  # an error or Ctrl-C: all workers end; the next call starts new ones
             _dismiss(self._crew)
             raise
         return [results[place] for place in range(len(items))]
@@ -102,10 +104,10 @@ class Processes(Distributor):
 class _Worker:
     """A worker process as this process sees it."""
 
-    def __init__(self, job: bytes, library: Memory, board: Memory, device: torch.device) -> None:
+    def __init__(self, job: bytes, job_memory: Memory, state_memory: Memory, device: torch.device) -> None:
         self._inbox, self._outbox = Memory(), Memory()
         ours, its = socket.socketpair()
-        files = [its.fileno(), *(memory.file for memory in (library, board, self._inbox, self._outbox))]
+        files = [its.fileno(), *(memory.file for memory in (job_memory, state_memory, self._inbox, self._outbox))]
         told = [
             json.dumps([place for place in sys.path if isinstance(place, str)]),
             json.dumps([*files, str(device)]),
@@ -118,25 +120,27 @@ class _Worker:
         self.connection = Connection(ours.detach())
         self.is_free = False
         self._told: tuple[int, bytes] = 0, b""
-        """The number of the last call, and where the last state was."""
+        """What the worker has been told: the number of the last call, and where the last state is."""
         self._at: tuple[Call, int, Any] | None = None
-        """What it does: an item of a call, and which."""
+        """What it is doing: the call, the place of the item in it, and the item."""
         self._send(JOB + job)
 
     def take(self, call: Call, number: int, state: bytes, place: int, item: Any) -> None:
-        """Let it do an item of the call of this number; what it knows already is not said again."""
+        """Give it an item of the call with this number; it is not told again what it knows already."""
         self.is_free, self._at = False, (call, place, item)
-        new_state = state if state is not self._told[1] else None  # two states may be at one place
+        new_state = (
+            state if state is not self._told[1] else None
+        )  # compared by identity: two states may be at the same place
         new_call = None
         if number != self._told[0]:
             rows = {name: stack.new_empty(0, *stack.shape[1:]) for name, stack in call.out.items()}
             new_call = replace(call, state=None, out=rows)
         self._told = number, state
-        there = (0, item[1]) if call.task == "visit" else item  # it has a stack of one row
+        there = (0, item[1]) if call.task == "visit" else item  # a worker process has a stack of one row
         self._send(ITEM + pack((new_state, new_call, there), self._inbox))
 
     def answer(self) -> dict[int, Any]:
-        """What it says: by place, the result of what it was doing; nothing where it has only become ready."""
+        """Read its message: the result of its item by the item's place; empty if it has only become ready."""
         try:
             said = self.connection.recv_bytes()
         except (EOFError, OSError):
@@ -155,7 +159,7 @@ class _Worker:
         return {place: found}
 
     def end(self) -> None:
-        """At once: it has nothing that could be left half done."""
+        """Kill it: it writes nothing that could be left half done."""
         self._process.kill()
         self._process.wait()
         self.connection.close()
@@ -186,7 +190,7 @@ class _Worker:
 
 
 def _doing(call: Call, item: Any) -> str:
-    """What a worker does, for people."""
+    """What a worker is doing, in words for an error."""
     if call.task == "visit":
         return f"trained client {item[1].client} in round {call.round}"
     if call.task == "measure":
@@ -200,7 +204,7 @@ def _doing(call: Call, item: Any) -> str:
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """What is started in here does not hear Ctrl-C: this process does, and ends it."""
+    """Processes started in this block do not get Ctrl-C: this process gets it, and ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -222,28 +226,29 @@ def _release(crew: list[_Worker], *memories: Memory) -> None:
 # --- in the worker
 
 
-def work(connection: int, library: int, board: int, inbox: int, outbox: int, device: str) -> None:
+def work(connection: int, job_memory: int, state_memory: int, inbox: int, outbox: int, device: str) -> None:
     """What a worker process does until its socket ends."""
     torch.set_num_threads(1)
     ours = Connection(connection)
     heard: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(ours, heard), daemon=True).start()
-    bench, answers = _Bench(Memory(library), Memory(board), Memory(inbox), torch.device(device)), Memory(outbox)
+    tasks = _RemoteTasks(Memory(job_memory), Memory(state_memory), Memory(inbox), torch.device(device))
+    answers = Memory(outbox)
     while True:
         said = heard.get()
         try:
             if said[:1] == JOB:
-                bench.learn(said[1:])
+                tasks.learn(said[1:])
                 answer = READY
             else:
-                answer = DONE + pack(bench.do(said[1:]), answers)
-        except BaseException as error:  # it is the other side's to decide what to make of it
+                answer = DONE + pack(tasks.do(said[1:]), answers)
+        except BaseException as error:  # the parent decides what to do about it
             answer = FAILED + _packed(error, answers)
         ours.send_bytes(answer)
 
 
 def _listen(connection: Connection, heard: SimpleQueue[bytes]) -> None:
-    """Beside the work, so that the end of the other side is noticed in the middle of it."""
+    """Read messages on a thread of its own, so that the worker notices at once when the parent has ended."""
     try:
         while True:
             heard.put(connection.recv_bytes())
@@ -252,7 +257,7 @@ def _listen(connection: Connection, heard: SimpleQueue[bytes]) -> None:
 
 
 def _packed(error: BaseException, memory: Memory) -> bytes:
-    """An error with where it came from; in words, where it is of a kind that cannot travel."""
+    """An error with its traceback; as text if it cannot be pickled."""
     where = traceback.format_exc()
     try:
         packed = pack((error, where), memory)
@@ -262,17 +267,17 @@ def _packed(error: BaseException, memory: Memory) -> bytes:
         return pack((RuntimeError(f"{type(error).__name__}: {error}"), where), memory)
 
 
-class _Bench:
-    """What a worker knows, and does."""
+class _RemoteTasks:
+    """`ClientTasks` with their arguments read from shared memory."""
 
-    def __init__(self, library: Memory, board: Memory, inbox: Memory, device: torch.device) -> None:
-        self._library, self._board, self._inbox, self._device = library, board, inbox, device
+    def __init__(self, job_memory: Memory, state_memory: Memory, inbox: Memory, device: torch.device) -> None:
+        self._job_memory, self._state_memory, self._inbox, self._device = job_memory, state_memory, inbox, device
         self._state: Any = None
 
     def learn(self, where: bytes) -> None:
-        """The job."""
+        """Read the job."""
         try:
-            algorithm, model, task, federation, how, metrics = unpack(where, self._library, copy=False)
+            algorithm, model, task, federation, how, metrics = unpack(where, self._job_memory, copy=False)
         except Exception as error:  # such as a module that cannot be imported here
             raise CannotShare(
                 f'run.engine = "processes": a worker process cannot load the experiment, use "threads": {error!r}'
@@ -282,10 +287,10 @@ class _Bench:
         self._tasks = ClientTasks(job, Outbox.of(job), threading.Event())
 
     def do(self, where: bytes) -> Any:
-        """An item: its result, and the model that was trained."""
+        """Do an item: its result, and the trained model if there is one."""
         state, call, item = unpack(where, self._inbox, copy=False)
         if state is not None:
-            self._state = unpack(state, self._board, copy=False)
+            self._state = unpack(state, self._state_memory, copy=False)
         if call is not None:
             row = {name: stack.new_empty(1, *stack.shape[1:]) for name, stack in call.out.items()}
             self._call = replace(call, state=self._state, out=row)

@@ -1,4 +1,4 @@
-"""What a batched evaluation asks: many clients' test and held-out samples as one rectangle."""
+"""The samples of a batched evaluation: many clients' test and held-out samples as one rectangle."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from cwfed.data import Federation, Samples
 from cwfed.data.clients import GATHERED
 
 MEASURED = 4096
-"""At most so many samples measured at once, over all clients."""
+"""The most samples measured at once, over all clients."""
 
 
 class Questions(NamedTuple):
-    """The samples that clients are asked about, clients x samples; who has fewer repeats some, which are not counted."""
+    """The samples that are measured, clients x samples. A client with fewer samples than others has some repeated, which are not counted."""
 
     parts: list[tuple[int, int]]
-    """How many of each client's are of its test data, and of its validation data."""
+    """For each client, how many of its samples are test data and how many validation data."""
     is_test: Tensor
     places: Places
     batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
 def questions(federation: Federation, samples: Samples, clients: Sequence[int]) -> Questions:
-    """What these clients are asked."""
+    """The test and validation samples of these clients."""
     shards = [federation.shards[c] for c in clients]
     parts = [np.concatenate([s.test, s.validation]) for s in shards]
     longest = max(len(part) for part in parts)
@@ -51,7 +51,7 @@ def questions(federation: Federation, samples: Samples, clients: Sequence[int]) 
 
 
 def add_own(own: OwnSums, parts: Sequence[tuple[int, int]], at: int, logits: Tensor, labels: Tensor) -> None:
-    """What a batch, from this position on, adds to the sums of the user's own metrics."""
+    """Add a batch, which begins at position `at`, to the sums of the user's own metrics."""
     for i, (tests, validations) in enumerate(parts):
         for part, first, end in ((2 * i, 0, tests), (2 * i + 1, tests, tests + validations)):
             here = slice(max(first - at, 0), min(end - at, labels.shape[1]))

@@ -1,4 +1,4 @@
-"""Before the first round: an algorithm's own passes and loss are tried, so that what cannot be is one sentence there."""
+"""Tries an algorithm's own passes and loss before round 1, so that a mistake in them is one clear sentence then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cwfed.engine.worker import ClientWorker, LocalTraining
 
 MOST_EPOCHS = 10**6
-"""Of a pass, as of `train.epochs`: more is a slip of the pen, whose batches would fill the memory before the first step."""
+"""The most epochs of a pass, as of `train.epochs`: more must be a mistake, and its list of batches would fill the memory."""
 
 
 def rehearse(
@@ -43,7 +43,7 @@ def rehearse(
 
 
 def check_type(found: object, wanted: type, hook: str, words: str = "") -> None:
-    """One sentence for a hook that returns something else, most often nothing."""
+    """ConfigError if a hook returns another type than it must; most often it returns nothing."""
     if not isinstance(found, wanted):
         raise ConfigError(f"{hook} must return {words or f'a {wanted.__name__}'}, not {type(found).__name__}")
 
@@ -59,7 +59,7 @@ def check_model(params: object, worker: ClientWorker, hook: str) -> None:
 
 
 def check_pass(one: Pass, what: str, worker: ClientWorker) -> None:
-    """One sentence for a pass that cannot be made."""
+    """ConfigError for an impossible pass."""
     params = worker.params
     if unknown := [name for name in (*(one.trained or ()), *one.fixed) if name not in params]:
         raise ConfigError(f"{what} names {unknown[0]}, which the network lacks: {did_you_mean(unknown[0], params)}")
@@ -83,7 +83,7 @@ def check_pass(one: Pass, what: str, worker: ClientWorker) -> None:
 
 
 def check_loss(algorithm: FedAvg, worker: ClientWorker, batch: Batch, start: Start, one: Pass, name: str) -> None:
-    """One sentence for a loss that cannot be trained with."""
+    """ConfigError for a loss that cannot be trained with."""
     found = algorithm.loss(worker.network, worker.params, batch, start, one.stage)
     check_type(found, Loss, f"{name}.loss")
     bad = [part for part in found if not isinstance(part, Tensor) or part.ndim]

@@ -1,9 +1,9 @@
-"""Messages between a process and its workers: tensors and arrays lie in memory that both have, only the rest is pickled.
+"""Messages between a process and its workers: tensors and arrays are in shared memory, only the rest is pickled.
 
-Such memory is a file without a name that a worker inherits when it starts: the system takes it back when the last process that has
-it ends, however it ends. Arrays that are views of a file, such as the cache of decoded data, are opened again by the worker.
+Shared memory is an unnamed file that a worker inherits when it starts, so the system frees it when the last process that has it ends,
+however that ends. Arrays that are views of a file, such as the cache of decoded data, are opened again by the worker.
 
-What is unpickled here was pickled by this process or by a worker that it started, and came through a socket that has no name.
+Unpickling is safe here: the message was pickled by this process or by a worker that it started, and came through an unnamed socket.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 64
-"""As torch aligns its own tensors: some libraries round in other ways elsewhere."""
+"""Bytes. As torch aligns its own tensors: with another alignment some libraries round differently."""
 SMALL_ARRAY = 1024
-"""Bytes of an array that is pickled like everything else."""
+"""Bytes below which an array is pickled like everything else."""
 COMPARED = 2**24
-"""Bytes of an array that are compared with its file at a time."""
+"""Bytes of an array that are compared with its file at once."""
 
 
 class Memory:
-    """Memory that a process and its workers have together. One of them writes a message there, then others read it."""
+    """Memory that a process shares with its workers. One side writes a message, then the other reads it."""
 
     def __init__(self, file: int | None = None) -> None:
         self.file = _without_a_name() if file is None else file
@@ -39,7 +39,7 @@ class Memory:
         self._used = 0
 
     def clear(self) -> None:
-        """What was written may be written over."""
+        """Free all of it: the next message is written over the last one."""
         self._used = 0
 
     def reserve(self, size: int) -> int:
@@ -53,11 +53,11 @@ class Memory:
     def view(self, end: int) -> mmap.mmap:
         """All of it, up to this place at least."""
         if self._map is None or len(self._map) < end:
-            self._map = mmap.mmap(self.file, 0)  # who has tensors in the former view keeps that
+            self._map = mmap.mmap(self.file, 0)  # tensors in the former view keep it alive
         return self._map
 
     def close(self) -> None:
-        """Give it back."""
+        """Free it in this process."""
         self._map = None
         os.close(self.file)
 
@@ -74,7 +74,7 @@ Place: TypeAlias = tuple[Any, ...]
 
 
 def pack(message: Any, memory: Memory) -> bytes:
-    """Write a message into memory, over the one that was there; gives a few bytes that say where it is."""
+    """Write a message into memory, over the last one; returns a few bytes that say where it is."""
     memory.clear()
     pickled = io.BytesIO()
     _Packer(pickled, memory).dump(message)
@@ -85,7 +85,7 @@ def pack(message: Any, memory: Memory) -> bytes:
 
 
 def unpack(where: bytes, memory: Memory, *, copy: bool) -> Any:
-    """The message that is there. Without `copy` its tensors are those in memory, and others when the next message is there."""
+    """Read the message there. Without `copy` its tensors are views of the memory, which the next message will change."""
     offset, size = _WHERE.unpack(where)
     pickled = io.BytesIO(memory.view(offset + size)[offset : offset + size])
     return _Unpacker(pickled, memory, copy).load()
@@ -109,7 +109,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             placed = isinstance(thing, np.ndarray) and thing.nbytes >= SMALL_ARRAY and not thing.dtype.hasobject
         if not placed:
             return None
-        if id(thing) not in self._placed:  # what comes twice is one thing there, too
+        if id(thing) not in self._placed:  # one object stays one object on the other side
             self._placed[id(thing)] = thing, self._place(thing)
         return self._placed[id(thing)][1]
 
@@ -149,7 +149,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether numbers and strides are all there is to a tensor: others are pickled by torch."""
+    """Whether a tensor is fully described by numbers and strides; torch pickles all others."""
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
     return dense and (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last))
 
@@ -171,8 +171,8 @@ def _array_at(place: Place, memory: Memory) -> NDArray[Any]:
 
 
 def _file_of(array: NDArray[Any]) -> Place | None:
-    """The file that an array is a view of; None where it is none, or was changed since: a view may be written to."""
-    base: object = array.base  # a part of a view has the view there
+    """The file that an array is a view of; None if there is none, or if the view was written to since."""
+    base: object = array.base  # for a slice of a view this is the view itself
     if not (isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.flags.c_contiguous):
         return None
     path, offset = os.path.abspath(array.filename or ""), int(array.offset)

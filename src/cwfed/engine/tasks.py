@@ -1,6 +1,6 @@
-"""What a worker does, task by task: plain arguments, plain results, and nothing but the job is known beforehand.
+"""The tasks of a worker: plain arguments, plain results. A worker knows the job beforehand, and nothing else.
 
-An engine only decides which worker does what, and where that worker is.
+An engine only decides which worker does which task, and where that worker is.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from cwfed.engine.private import PrivateWorker
 from cwfed.engine.worker import ClientWorker
 
 REMEMBERED = 2**28
-"""Bytes of personal models that are kept from one round's evaluation to the next round's training."""
+"""Bytes of personal models up to which they are kept from one round's evaluation to the next round's training."""
 
 
 class Outbox:
-    """What clients are sent, made from the server's state; once, where all of it is small: what was measured is what is
-    trained next. The workers of a process have one together."""
+    """Makes what clients are sent from the server's state. All workers of a process share one.
+
+    If all personal models together are small it remembers them: the model that was measured after a round is trained in the next.
+    """
 
     def __init__(self, algorithm: FedAvg, model: Params, clients: int) -> None:
         self._algorithm = algorithm
@@ -39,15 +41,15 @@ class Outbox:
 
     @classmethod
     def of(cls, job: Job) -> Outbox:
-        """The outbox of an engine's process."""
+        """The outbox for a job."""
         return cls(job.algorithm, dict(job.model.named_parameters()), len(job.federation))
 
     def download(self, state: Any, visit: Visit) -> Download:
-        """What a client gets: from the state, unless a message has brought it."""
+        """What a client gets: what its visit brought, or else what the state gives."""
         return self.send(state, visit.client) if visit.got is None else visit.got
 
     def send(self, state: Any, client: int) -> Download:
-        """What a client is sent."""
+        """What the server's state gives a client."""
         if not self._remembers:
             return self._algorithm.send(state, client)
         if self._sent[0] is not state:
@@ -59,7 +61,7 @@ class Outbox:
 
 
 class ClientTasks:
-    """One worker: clients' tasks, one after the other, on a worker of its own."""
+    """Does the tasks of one worker, one after the other."""
 
     def __init__(self, job: Job, outbox: Outbox, stop: threading.Event) -> None:
         memory.keep_freed()
@@ -69,7 +71,7 @@ class ClientTasks:
         self._head = tuple(n for n in job.task.layers[output] if n in (f"{output}.weight", f"{output}.bias"))
 
     def do(self, call: Call, item: Any) -> Any:
-        """The task of a call for one of its items."""
+        """Do a call's task for one item."""
         return getattr(self, call.task)(call, item)
 
     # --- before the first round
@@ -99,7 +101,7 @@ class ClientTasks:
     # --- training
 
     def visit(self, call: Call, item: tuple[int, Visit]) -> Visited:
-        """Let a client begin, train and finish; its model goes into its row of the stack."""
+        """Let a client begin, train and finish; its model goes into its row of the stack `call.out`."""
         row, visit = item
         worker, algorithm = self.worker, self.job.algorithm
         got = self.outbox.download(call.state, visit)
@@ -114,7 +116,7 @@ class ClientTasks:
         return self.visited(visit, got, start, trained, {name: stack[row] for name, stack in call.out.items()})
 
     def received(self, round_: int, visit: Visit, start: Start) -> Start:
-        """Load a client's start and make its passes on receipt; the start that is left by them."""
+        """Load a client's start and make its passes on receipt; the start as these passes leave it."""
         worker, algorithm = self.worker, self.job.algorithm
         worker.load(start.params | visit.statistics)
         passes = algorithm.passes("receipt", self.job.task, start)
@@ -126,7 +128,7 @@ class ClientTasks:
         return replace(start, params={name: settled[name] for name in start.params})
 
     def visited(self, visit: Visit, got: Download, start: Start, trained: Trained, model: Params) -> Visited:
-        """A participant whose model is trained: what else it sends and keeps."""
+        """Finish a visit: what a participant sends and keeps besides its trained model."""
         algorithm = self.job.algorithm
         extras = algorithm.finish(model, start, self.worker.view(visit.client, trained.statistics))
         rehearsal.check_type(extras, dict, f"{type(algorithm).__name__}.finish", "a dict of tensors by name")
@@ -148,7 +150,7 @@ class ClientTasks:
         return candidate.visit.statistics | self.candidate(call, candidate)
 
     def candidate(self, call: Call, candidate: Candidate) -> Params:
-        """What a candidate predicts with; with its running statistics where passes over its data have moved them."""
+        """The model that a candidate is measured with; it has running statistics only where passes have moved them."""
         if candidate.model is not None:
             return candidate.model
         counts = self.job.federation.class_counts(candidate.visit.client).tolist()
@@ -200,7 +202,7 @@ class ClientTasks:
         own = OwnSums(self.job.metrics, len(parts))
 
         def see(at: int, logits: Tensor, labels: Tensor) -> None:
-            """A batch may be of several parts."""
+            """Add a batch, which may span several parts, to the sums of the user's own metrics."""
             for part in range(int(np.searchsorted(ends, at, "right")), len(parts)):
                 first, end = max(at, ends[part] - len(parts[part])) - at, min(ends[part] - at, len(labels))
                 if first >= len(labels):

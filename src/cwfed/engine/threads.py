@@ -1,7 +1,7 @@
 """Clients side by side on threads, with one compute thread each.
 
-A batch of ten samples takes as long on two compute threads as on one, so two clients at a time take the
-time of one. Each client's arithmetic is that of the loop, so the bits are the same for any number of workers.
+A batch of ten samples is no faster on two compute threads than on one, so it is better to train two clients at a time. Each
+client's arithmetic is that of the loop, so the bits are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Threads(Distributor):
         try:
             return [future.result() for future in futures]
         except BaseException:
-            # an error or Ctrl-C: the others give up at their next batch, the queued ones never start
+            # an error or Ctrl-C: clients in training stop at their next batch, queued ones never start
             self._stop.set()
             for future in futures:
                 future.cancel()
             raise
 
     def _do(self, call: Call, item: Any) -> Any:
-        """On this thread, by a worker that is free."""
+        """Do one item on this thread, with a worker that is free."""
         worker = self._free.get()
         try:
             return worker.do(call, item)

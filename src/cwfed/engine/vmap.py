@@ -29,7 +29,7 @@ from cwfed.core import augment
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.metrics import OwnSums
 from cwfed.core.mixing import rows as rows_of
-from cwfed.core.optimizers import clipped
+from cwfed.core.optimizers import clipped, first_state
 from cwfed.core.rng import stream
 from cwfed.core.types import Batch, Download, Output, Params, Pass, Start, nbytes
 from cwfed.data.partition import Indices
@@ -351,7 +351,7 @@ class Vmap:
         states = []
         for i, visit in enumerate(visits):
             kept = {n.removeprefix(prefix): t for n, t in visit.optimizer.items() if n.startswith(prefix)}
-            states.append(kept or self.how.optimizer.init({n: w[i] for n, w in group.trained.items()}))
+            states.append(first_state(self.how.optimizer, {n: w[i] for n, w in group.trained.items()}, kept))
         device = self._worker.samples.device
         return {name: torch.stack([state[name].to(device) for state in states]) for name in states[0]}
 

@@ -1,40 +1,34 @@
-"""One worker's place: a copy of the network that models are loaded into, trained and measured.
+"""How one client trains: its passes over its data, batch by batch, in the plainest form.
 
-This is where a client's work happens, in the plainest form; the engines only decide what runs beside what.
+The engines only decide which client is trained where and when; `vmap` alone trains in a way of its own.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from cwfed.algorithms import FedAvg
 from cwfed.core import augment
 from cwfed.core.augment import Augment
-from cwfed.core.errors import RunError
-from cwfed.core.optimizers import SGD, Optimizer, Schedule, clipped
+from cwfed.core.optimizers import SGD, Optimizer, Schedule, clipped, first_state
 from cwfed.core.rng import stream, torch_seed
-from cwfed.core.types import Batch, Loss, Output, Params, Pass, Start, When
+from cwfed.core.types import Batch, Loss, Params, Pass, Start, When
 from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
 from cwfed.engine import draws
-from cwfed.engine.precision import Precision, to_bf16
-from cwfed.models import attached, output_layer, parameters_of, statistics
+from cwfed.engine.loaded_network import LoadedNetwork, dense
+from cwfed.engine.loaded_network import require_whole as require_whole  # for `group.py`
+from cwfed.engine.precision import Precision
+from cwfed.engine.view import ClientView
 from cwfed.privacy.dp import SamplePrivacy
 from cwfed.privacy.noise import Noise
-
-EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -74,95 +68,20 @@ class LocalTraining:
 
 
 def purpose(of: str, when: When, index: int) -> str:
-    """What random numbers of a client's pass are for; the first pass in training has the plain name."""
+    """The name of a pass's random stream, such as "shuffle, test 1"; the first training pass has the plain name, "shuffle"."""
     return of if (when, index) == ("training", 0) else f"{of}, {when} {index}"
 
 
 OPTIMIZER = "optimizer."
-"""Before the names of what a client keeps of its optimiser."""
+"""The prefix of the names under which a client keeps its optimiser's state."""
 
 
 class Stopped(Exception):
-    """The run was interrupted; whoever is training gives up at the next batch."""
+    """Raised at the next batch of a client that is training when the run is interrupted."""
 
 
-class Answers(NamedTuple):
-    """What a network says of some samples, one number each."""
-
-    predicted: NDArray[np.int64]
-    right: NDArray[np.bool_]
-    loss: NDArray[np.float64]
-    """Cross-entropy."""
-
-
-class _Features:
-    """A hook that keeps what the output layer saw. It knows nothing of its worker: a cycle would keep the worker,
-    and with it all data, in memory until Python looks for cycles.
-    """
-
-    features: Tensor | None = None
-
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.features = inputs[0]
-
-
-class ClientView:
-    """The client as an algorithm sees it, on a worker's worker."""
-
-    def __init__(self, worker: ClientWorker, client: int, statistics: Params) -> None:
-        self._bench, self._client, self._statistics = worker, client, statistics
-        self._shard = worker.federation.shards[client]
-
-    @property
-    def output(self) -> str:
-        """The name of the network's output layer."""
-        return str(self._bench.model.output_layer)
-
-    @cached_property
-    def class_counts(self) -> Tensor:
-        """n_ij: the client's training samples by class."""
-        return torch.from_numpy(self._bench.federation.class_counts(self._client)).float()
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the network's parameters."""
-        return tuple(self._bench.params)
-
-    @property
-    def statistics(self) -> Params:
-        """The client's running statistics where they stay with it."""
-        return self._statistics
-
-    def squared_gradients(self, params: Params, batch_size: int) -> Tensor:
-        """The squared length of the gradient of each batch of the client's training data."""
-        self._bench.load(params | self._statistics)
-        return self._bench.squared_gradients(self._shard.train, batch_size)
-
-    def losses(self, models: Sequence[Params], part: Literal["train", "holdout"]) -> Tensor:
-        """The mean cross-entropy of each model on a part of the client's training data."""
-        indices = self._shard.train if part == "train" else self._shard.holdout
-        means = []
-        for model in models:
-            self._bench.load(model | self._statistics)
-            means.append(self._bench.measure(indices)[1].mean())
-        return torch.tensor(np.array(means))
-
-    def class_means(self, params: Params) -> Tensor:
-        """The mean normalised feature of each class; zero where the client has no sample."""
-        self._bench.load(params | self._statistics)
-        return self._bench.class_means(self._shard.train, lambda features: F.normalize(features, dim=1))
-
-    def class_moments(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the features of each class: their mean, their mean squared norm, and how many samples the client has."""
-        self._bench.load(params | self._statistics)
-        found = self._bench.class_means(
-            self._shard.train, lambda features: torch.cat([features, features.square().sum(1, keepdim=True)], 1)
-        )
-        return found[:, :-1].contiguous(), found[:, -1].contiguous(), self.class_counts
-
-
-class ClientWorker:
-    """A network and the samples, for one worker at a time."""
+class ClientWorker(LoadedNetwork):
+    """Trains clients, one at a time, with a network of its own."""
 
     def __init__(
         self,
@@ -172,100 +91,18 @@ class ClientWorker:
         stop: threading.Event,
         precision: Precision = "fp32",
     ) -> None:
-        self.model = copy.deepcopy(model).to(samples.device)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-        self.federation, self.samples, self.stop = federation, samples, stop
-        self._generator = torch.Generator(samples.device)
-        draws.seed(self.model, self._generator)
-        self._output = output_layer(self.model, federation.data.classes)
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        self._casts = to_bf16(self.model, self._output) if precision == "bf16" else []
-        self.params = parameters_of(self.model) | {names[id(cast)]: master for cast, master in self._casts}
-        """The float32 parameters: the network's own, or the masters of its bf16 ones."""
-        self._seen = _Features()
-        self._output.register_forward_pre_hook(self._seen)
-        self._state = self.params | statistics(self.model)
-        self.buffers = dict(self.model.named_buffers())
-        self.initial_buffers = {n: b.clone() for n, b in self.buffers.items()}
-        self._others = [(b, self.initial_buffers[n]) for n, b in self.buffers.items() if n not in self._state]
-        self._trainable = {p: p.requires_grad for p in (*self.params.values(), *(cast for cast, _ in self._casts))}
-        self._cast_names = {names[id(cast)] for cast, _ in self._casts}
-        self._own_names = [name for name in self.params if not attached(self.model, name)]
-
-    def make_dense(self) -> None:
-        """Gradients of embeddings with all rows: those of a loss that asks the network at other tensors are no others."""
-        for module in self.model.modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                module.sparse = False
+        super().__init__(model, federation, samples, precision)
+        self.stop = stop
 
     def view(self, client: int, statistics: Params) -> ClientView:
-        """What an algorithm may see of a client, whose running statistics these are."""
+        """What an algorithm may ask of a client; `statistics` are the running statistics that stay with it."""
         return ClientView(self, client, statistics)
 
-    def load(self, params: Params) -> None:
-        """Make the network this model; it must be complete."""
-        require_whole(params, self._state)
-        with torch.no_grad():
-            for name, tensor in self._state.items():
-                tensor.copy_(params[name])
-            for buffer, initial in self._others:  # such as a count of batches: nobody inherits another's
-                buffer.copy_(initial)
-            self._follow()
-
-    def _follow(self) -> None:
-        """The network's bf16 parameters become what their masters are."""
-        if self._casts:
-            torch._foreach_copy_([cast for cast, _ in self._casts], [master for _, master in self._casts])
-
-    def save(self, out: Params, row: int) -> None:
-        """Write the network into a row of a stack of models."""
-        with torch.no_grad():
-            for name, stack in out.items():
-                stack[row].copy_(self._state[name])
-
-    def copy_of(self, names: Iterable[str]) -> Params:
-        """Copies of some tensors of the network, for the server's side: in main memory."""
-        return {name: self._state[name].detach().to("cpu", copy=True) for name in names}
-
-    def complete(self) -> Params:
-        """A copy of the whole model that is loaded."""
-        return self.copy_of(self._state)
-
     def here(self, start: Start) -> Start:
-        """What the penalty needs of a start, on this worker's device."""
+        """The anchor and notes of a start, on this worker's device; its model is loaded already."""
         device = self.samples.device
         anchor, notes = ({n: t.to(device) for n, t in what.items()} for what in (start.anchor, start.notes))
         return Start({}, anchor, notes)
-
-    @property
-    def output_weight(self) -> str:
-        """The name of the output layer's weight matrix."""
-        return f"{self.model.output_layer}.weight"
-
-    def take_features(self) -> Tensor:
-        """What the output layer saw last."""
-        features, self._seen.features = self._seen.features, None
-        assert features is not None, "the network did not use its output layer"
-        return features
-
-    def forward(self, inputs: Tensor) -> Output:
-        """What the network says, with the features that the output layer saw."""
-        logits = self.model(inputs)
-        return Output(logits, self.take_features(), self._output.weight, self.buffers)
-
-    def network(self, params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
-        """The network as a function of its parameters; see `types.Network`."""
-        if params is self.params and statistics == "":
-            return self.forward(inputs)
-        casts = self._cast_names
-        given = {n: params[n].bfloat16() if n in casts else params[n] for n in self._own_names}
-        buffers = self.buffers
-        if statistics is None:
-            buffers = {name: b.clone() for name, b in buffers.items()}
-        elif statistics:
-            buffers = buffers | {n: buffers[statistics + n] for n in buffers if statistics + n in buffers}
-        logits = functional_call(self.model, given | buffers, (inputs,))
-        return Output(logits, self.take_features(), params[self.output_weight], buffers)
 
     def train(
         self,
@@ -278,10 +115,10 @@ class ClientWorker:
         how: LocalTraining,
         kept: Params | None = None,
     ) -> tuple[float, float, Params]:
-        """Make a client's passes over its data with the network that is loaded.
+        """Train the loaded model: a client's passes over its data, in their order.
 
-        Gives the mean loss and penalty over their batches, and what is kept of the optimiser's state. The loss is NaN where a
-        weight is no longer a finite number: the last step's loss is from before it.
+        Returns the mean loss and penalty over all batches, and the optimiser's state that the client keeps. The loss is NaN if a
+        weight is no longer finite; the loss of the last step was computed before that step, so it cannot show it.
         """
         self.model.train()
         start = self.here(start)
@@ -296,7 +133,7 @@ class ClientWorker:
                 self.choose(one)
                 prefix = f"{OPTIMIZER}{index}."
                 state = {n.removeprefix(prefix): t for n, t in (kept or {}).items() if n.startswith(prefix)}
-                losses, state = self._make(algorithm, when, index, one, start, client, round_, how, state)
+                losses, state = self._make_pass(algorithm, when, index, one, start, client, round_, how, state)
                 history += losses
                 if how.keep_optimizer:
                     optimizer |= {prefix + n: t.detach().to("cpu", copy=True) for n, t in state.items()}
@@ -312,7 +149,7 @@ class ClientWorker:
         return mean_loss if intact else np.nan, mean_penalty, optimizer
 
     def choose(self, one: Pass | None) -> None:
-        """Only what a pass trains moves (None: all that can be trained); bf16 copies follow."""
+        """Set `requires_grad` for the tensors that a pass trains, and for their bf16 copies. None: all that can be trained."""
         for parameter, required in self._trainable.items():
             parameter.requires_grad_(required)
         if one is None or (one.trained is None and not one.fixed):
@@ -324,7 +161,10 @@ class ClientWorker:
             cast.requires_grad_(master.requires_grad)
 
     def moved_by(self, one: Pass) -> tuple[str, ...]:
-        """The names of what moves in a pass: never what the model froze; what was attached to it, also if frozen, where it is named."""
+        """The names of the tensors that a pass moves.
+
+        What the user's model froze never moves. What an algorithm attached to it moves if the pass names it, even if it is frozen.
+        """
         trainable = [name for name, parameter in self.params.items() if self._trainable[parameter]]
         return one.moving(trainable, self.params.keys() - self._own_names)
 
@@ -333,7 +173,7 @@ class ClientWorker:
         """The parameters that move in this pass, and their bf16 copies."""
         return [parameter for parameter in self._trainable if parameter.requires_grad]
 
-    def _make(
+    def _make_pass(
         self,
         algorithm: FedAvg,
         when: When,
@@ -345,15 +185,15 @@ class ClientWorker:
         how: LocalTraining,
         state: Params,
     ) -> tuple[list[Tensor], Params]:
-        """One pass: (loss, penalty) of each batch, and the optimiser's state after it."""
+        """One pass: (loss, penalty) of each batch, and the optimiser's state after the pass."""
         trained = {name: p for name, p in self.params.items() if p.requires_grad}
-        copies, leaves, targets = self._moving(trained)
+        copies, leaves, targets = self._leaves(trained)
         own = self.federation.shards[client].train
         size = min(how.size(one), len(own))
         rate, lr = how.rate(one, round_), how.rate(Pass(), round_)
         is_bounded = one.low > -np.inf or one.high < np.inf
-        if not how.is_plain and not state:
-            state = how.optimizer.init({name: p.detach() for name, p in trained.items()})
+        if not how.is_plain:
+            state = first_state(how.optimizer, {name: p.detach() for name, p in trained.items()}, state)
         history: list[Tensor] = []
         ends: list[Tensor] = []
         for epoch in self.epochs(own, when, index, one, client, round_, how):
@@ -363,7 +203,7 @@ class ClientWorker:
                     raise Stopped
                 if one.once and len(history) == 1:
                     trained = {name: p for name, p in trained.items() if name not in one.once}
-                    copies, leaves, targets = self._moving(trained)
+                    copies, leaves, targets = self._leaves(trained)
                 batch = Batch(inputs, labels, how.label_smoothing, lr)
                 loss, penalty, gradients = self.gradients(algorithm, batch, start, one.stage, size, leaves)
                 with torch.no_grad():
@@ -383,10 +223,12 @@ class ClientWorker:
                     break
         return history, state
 
-    def _moving(self, trained: Params) -> tuple[list[tuple[nn.Parameter, Tensor]], list[Tensor], list[Tensor]]:
-        """What these parameters move by: their bf16 copies, what gradients are taken of, and what each of these changes.
+    def _leaves(self, trained: Params) -> tuple[list[tuple[nn.Parameter, Tensor]], list[Tensor], list[Tensor]]:
+        """For these parameters: their bf16 copies as (copy, master), the leaves of the gradient, and the tensor that each leaf's gradient
+        moves.
 
-        Where the network computes with a bf16 copy, both take part: the penalty sees the float32 master.
+        A parameter with a bf16 copy is two leaves that move the same tensor: the network computes with the copy, the penalty with the
+        float32 master.
         """
         masters = set(map(id, trained.values()))
         copies = [(cast, master) for cast, master in self._casts if id(master) in masters]
@@ -403,7 +245,7 @@ class ClientWorker:
         rate: float,
     ) -> Params:
         """One step of the optimiser; its state after it."""
-        found = {n: _dense(g, p) for (n, p), g in zip(trained.items(), gradients, strict=False)}
+        found = {n: dense(g, p) for (n, p), g in zip(trained.items(), gradients, strict=False)}
         of_copies = {id(master): g for (_, master), g in zip(copies, gradients[len(trained) :], strict=True)}
         for name, parameter in trained.items():
             if (more := of_copies.get(id(parameter))) is not None:
@@ -418,7 +260,7 @@ class ClientWorker:
     def epochs(
         self, own: Indices, when: When, index: int, one: Pass, client: int, round_: int, how: LocalTraining
     ) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
-        """What the client trains on in a pass, batch by batch; in one piece where nobody looks at the end of an epoch."""
+        """The batches of a pass, epoch by epoch; all of them as one epoch unless the pass may end early (`until`)."""
         plan = batches(len(own), how, one, stream(how.seed, purpose("shuffle", when, index), round_, client))
         changed = self.drawn(plan, when, index, client, round_, how)
         size = len(plan) if one.until is None else max(1, len(plan) // max(1, one.epochs or how.epochs))
@@ -433,13 +275,13 @@ class ClientWorker:
 
     @cached_property
     def black(self) -> float:
-        """The least that a pixel can be: bytes become -1 to 1, other numbers stay as they are."""
+        """The least value of a pixel, as the network sees it: bytes are scaled to -1 .. 1, floats stay as they are."""
         return -1.0 if self.samples.inputs.dtype == torch.uint8 else float(self.samples.inputs.min())
 
     def drawn(
         self, plan: Sequence[Indices] | Indices, when: When, index: int, client: int, round_: int, how: LocalTraining
     ) -> list[Tensor] | None:
-        """How the images of each batch are changed; None where they are not."""
+        """The random changes of each batch's images (`augment.draw`); None without augmentation."""
         if how.augment == "none":
             return None
         rng = stream(how.seed, purpose("augment", when, index), round_, client)
@@ -449,73 +291,10 @@ class ClientWorker:
     def gradients(
         self, algorithm: FedAvg, batch: Batch, start: Start, stage: str, size: int, leaves: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-        """Loss and penalty of a batch (of `size` samples) and the gradient of their sum."""
+        """Loss and penalty of a batch, and the gradient of their sum. `size`: samples of a full batch."""
         found: Loss = algorithm.loss(self.network, self.params, batch, start, stage)
         gradients = torch.autograd.grad(found.loss + found.penalty, leaves, allow_unused=True)
         return found.loss.detach(), found.penalty.detach(), gradients
-
-    def squared_gradients(self, indices: Indices, batch_size: int) -> Tensor:
-        """Of the loaded network: ||d CE / d w||^2 of each whole batch of these samples, in main memory."""
-        self.model.eval()
-        leaves = [p for p in self.model.parameters() if p.requires_grad]
-        size = min(batch_size, len(indices))
-        found = []
-        for chosen in indices[: len(indices) // size * size].reshape(-1, size):
-            inputs, labels = self.samples.batch(chosen)
-            loss = F.cross_entropy(self.forward(inputs).logits, labels)
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-            parts = [_dense(g, g).double().square().sum() for g in gradients if g is not None]
-            found.append(torch.stack(parts).sum())
-        return torch.stack(found).cpu()
-
-    def measure(self, indices: Indices) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """Of the loaded network, for each sample: is it right, and its cross-entropy."""
-        _, right, loss = self.answers(indices)
-        return right, loss
-
-    @torch.inference_mode()
-    def answers(self, indices: Indices, see: Callable[[int, Tensor, Tensor], None] | None = None) -> Answers:
-        """What the loaded network says of each sample; `see` is shown the logits and labels from a position on."""
-        self.model.eval()
-        predicted, right, loss = [], [], []
-        for at in range(0, len(indices), EVALUATION_BATCH):
-            inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
-            logits = self.model(inputs)
-            predicted.append(logits.argmax(1))
-            right.append(predicted[-1] == labels)
-            loss.append(F.cross_entropy(logits, labels, reduction="none"))
-            if see:
-                see(at, logits, labels)
-        if not right:
-            return Answers(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_), np.zeros(0))
-        return Answers(
-            torch.cat(predicted).cpu().numpy(), torch.cat(right).cpu().numpy(), torch.cat(loss).cpu().double().numpy()
-        )
-
-    @torch.inference_mode()
-    def class_means(self, indices: Indices, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Of the loaded network: the mean of a function of the features, by class, in main memory."""
-        self.model.eval()
-        classes, width = self.federation.data.classes, self._output.in_features
-        sums = torch.zeros_like(of(torch.zeros(classes, width, device=self.samples.device)))
-        for at in range(0, len(indices), EVALUATION_BATCH):
-            inputs, labels = self.samples.batch(indices[at : at + EVALUATION_BATCH])
-            sums.index_add_(0, labels, of(self.forward(inputs).features))
-        counts = torch.from_numpy(np.bincount(self.federation.data.labels[indices], minlength=classes))
-        return sums.cpu().clone() / counts.clamp_min(1)[:, None]
-
-
-def require_whole(model: Params, network: Params) -> None:
-    """An error where a model is not all that the network has."""
-    if model.keys() == network.keys():
-        return
-    if unknown := sorted(model.keys() - network.keys()):
-        raise RunError(f"the algorithm gives a client a model with {unknown[0]}, which the network does not have")
-    missing = ", ".join(sorted(network.keys() - model.keys()))
-    raise RunError(
-        f"the algorithm gives a client a model without {missing}: where only a part of the model travels, `personal` (and "
-        "`begin`) must add the rest, such as own | got.model, and `keeps` must name it"
-    )
 
 
 def descend(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], lr: float) -> None:
@@ -529,12 +308,6 @@ def descend(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], lr
             dense.append((parameter, gradient))
     # one call for all: threads hand over Python's lock at every call
     torch._foreach_sub_([p for p, _ in dense], [g for _, g in dense], alpha=lr)
-
-
-def _dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    if gradient is None:
-        return torch.zeros_like(parameter)
-    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _changed(

@@ -1,9 +1,9 @@
-"""Clients that mean harm: what they do to the model they trained before they send it. Pure.
+"""Malicious clients, for experiments: what they do to the model that they trained before they send it. Pure functions.
 
-Class capture is aimed at class-wise averaging, which reads p~ off the row norms of the output layer: whoever makes one
-row long claims to hold little but that class, becomes the largest part of its class model, and the long row itself outweighs
-all honest rows in it. Where rows are averaged over the owners of their class (`owners`), the long row is a long update, and who is asked for label counts
-claims to hold nothing else.
+Class capture attacks class-wise averaging, which reads p~ from the row norms of the output layer. A client that makes one row long claims
+to hold mostly that class: it becomes the largest part of the class model, in which its long row outweighs all honest rows. Where rows
+are averaged over the owners of their class (`owners`), the long row is a long update; where clients send label counts, the client claims
+to hold nothing but that class.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Adversary:
         return trained | {output_weight: trained[output_weight] * factors}
 
     def claim(self, extras: Params) -> Params:
-        """What goes up beside the model: class-capture claims that all samples are of the captured class; honest at strength 1."""
+        """The extras that are uploaded: class-capture claims that all samples belong to the captured class; at strength 1 they are honest."""
         if self.attack != "class-capture" or self.strength == 1 or "class_counts" not in extras:
             return extras
         counts = extras["class_counts"]

@@ -1,374 +1,43 @@
-"""The experiment's settings: typed, validated, TOML in and out. No config object reaches the maths."""
+"""A whole experiment's settings (`Config`), and how they are read: from TOML, from nested dicts, from `key=value`.
+
+Each mistake is one clear sentence. No config object reaches the maths.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_validator
 
 from cwfed import algorithms
-from cwfed.core import files, metrics, optimizers
-from cwfed.core.augment import Augment
+from cwfed.core import files
 from cwfed.core.errors import ConfigError, did_you_mean, reason
-from cwfed.data.partition import NAMES as PARTITIONS
 from cwfed.data.partition import PartitionSpec
-from cwfed.data.shift import Shift
-from cwfed.data.sources import NAMES, SPLIT, SourceSpec
 from cwfed.federation import preset
-from cwfed.federation.adversary import Attack
-from cwfed.federation.guard import MOST_SAMPLES
-from cwfed.federation.settings import Section, describe, former_names, free_to_change, hashed, renamed, setting, tell
-from cwfed.models import MODELS
-from cwfed.privacy.dp import SamplePrivacy
-from cwfed.privacy.norms import Dial
+from cwfed.federation.sections import (
+    AdversarySection,
+    DataSection,
+    ModelSection,
+    PrivacySection,
+    RunSection,
+    TrainSection,
+)
+from cwfed.federation.sections import GuardSection as GuardSection  # for `rounds.py`
+from cwfed.federation.settings import Section, describe, former_names, free_to_change, hashed, renamed, tell
 
-MOST = 10**12
-"""No count of anything here is larger: a config from outside must not make lists or loops without end."""
 MOST_BYTES = 2**20
-"""Of a config file."""
+"""The most bytes of a config file."""
 MOST_DEPTH = 16
-"""Parts of a dotted key: TOML's reader takes time with their square."""
+"""The most parts of a dotted key: the time of TOML's reader grows with their square."""
 MOST_NUMBER = 2**63
 """TOML's whole numbers have 64 bits."""
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
 _KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+")
-
-
-class DataSection(Section):
-    """Which data, and who holds what."""
-
-    name: str = setting("digits")
-    """`digits`, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `tiny_imagenet`, `ag_news`; `hub`, `imagefolder`, `csv`, `pfllib`,
-    `arrays` with `path`; or your own, `"module:function"`. `memory` and `memory_split` stand for data given in Python."""
-    path: str = setting("")
-    """For own data: a folder, a file, or a hub name."""
-    image_column: str = setting("")
-    """`hub`: the column with the images; this, `text_column` or `feature_columns` is needed."""
-    text_column: str = setting("")
-    """`hub` and `csv`: the column with the texts (`csv`: `text` where none is named)."""
-    feature_columns: list[str] = setting(factory=list, since="0.2", before=[])
-    """`hub` and `csv`: columns of numbers that make a vector, in place of a text; `["*"]` is all but those of labels and clients."""
-    label_column: str = setting("label")
-    """`hub` and `csv`: the column with the labels."""
-    client_column: str = setting("", since="0.2", before="")
-    """`hub`, `csv` and the named data sets: the column that says whose a sample is, for `partition = "column"`."""
-    delimiter: str = setting(",", since="0.2", before=",")
-    """`csv`: the character between two columns, such as `";"`."""
-    subset: str = setting("", since="0.2", before="")
-    """`hub`: the configuration of a repository that has several; offline, the folder of that name."""
-    splits: list[str] = setting(factory=list, since="0.2", before=[])
-    """`hub`: the splits that are merged, such as `["train", "validation"]` (default: all)."""
-    image_size: int = setting(0, ge=0, le=10_000)
-    """Resize images to this many pixels a side; 0 leaves them as they are."""
-    partition: str = setting("pathological")
-    """`pathological`, `dirichlet`, `iid`, `quantity`, `shards`, `extended_dirichlet`, `label_quantity`, `column`, `file`
-    ([data.md](data.md)); or your own, `"module:function"`, called as `function(labels, clients, classes, rng)` with a
-    numpy generator: it gives an array of sample numbers for each client."""
-    classes_per_client: int = setting(2, ge=1, le=MOST)
-    """Pathological and extended Dirichlet: classes that each client holds at most; with `clients` times this below the number of classes,
-    some are held by nobody, and the run says so."""
-    shards_per_client: int = setting(2, ge=1, le=MOST, since="0.2", before=2)
-    """Shards: how many each client is dealt."""
-    alpha: float = setting(0.1, gt=0)
-    """Dirichlet, extended Dirichlet, label plus quantity: smaller is more heterogeneous."""
-    quantity_alpha: float = setting(0.5, gt=0, since="0.2", before=0.5)
-    """Quantity, label plus quantity: the same for the clients' sizes; smaller is more unequal."""
-    least_samples: int = setting(0, ge=0, le=MOST, since="0.2", before=0)
-    """The fewest samples that a client may hold; of natural clients (`column`), those with fewer are left out. 0: what a batch needs,
-    min(4 · batch, N/M/2), and any number of a natural client."""
-    split_file: str = setting("", since="0.2", before="")
-    """File: a CSV with the columns client and sample (and part), or the same as JSON ([data.md](data.md))."""
-    balanced: bool = setting(False)
-    """Pathological: equal shares."""
-    shuffled: bool = setting(False)
-    """Pathological: classes are dealt in random order."""
-    clients: int = setting(20, ge=1, le=10**6)
-    """Number of clients. PFLlib folders and split files bring their own; of natural clients (`column`) at most so many take part, drawn
-    at random."""
-    samples: int = setting(0, ge=0, le=MOST)
-    """A fixed random subset of this size, the same for every seed; 0 takes all."""
-    validation: float = setting(0.1, ge=0, lt=1)
-    """Share of each client's training data that is held out, to pick a round honestly."""
-    split_seed: int = setting(-1, ge=-1, before=-1)
-    """The seed of who holds what: partition, test, validation and holdout parts, which clients are newcomers and which are evaluated.
-    -1 is `run.seed`: every seed has a split of its own. Any other number gives all seeds one split, and `run.seed` decides the rest
-    (initial models, batches, who takes part)."""
-    augment: Augment = setting("none", since="0.2", before="none")
-    """Training images are shifted by up to 4 pixels (crop), mirrored (flip) or both; never at evaluation. What is drawn is a function of
-    seed, round and client."""
-    shift: Shift = setting("none", since="0.2", before="none")
-    """Feature shift: the images of each client are turned (rotation) or tinted (colour), by its group ([data.md](data.md))."""
-    shift_groups: int = setting(4, ge=1, le=MOST, since="0.2", before=4)
-    """Into how many groups the clients are divided: group g of G is turned, or has its hue turned, by g/G of a full circle."""
-    newcomers: int = setting(0, ge=0, le=10**6)
-    """Clients that never take part; at the end they are measured with the model they would get, from their label histogram and without."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if ":" not in name and name not in NAMES:
-            raise ValueError(f"unknown data set {name!r}: {did_you_mean(name, NAMES)}")
-        return name
-
-    @field_validator("partition")
-    @classmethod
-    def _known_partition(cls, name: str) -> str:
-        if ":" not in name and name not in PARTITIONS:
-            raise ValueError(f"unknown partition {name!r}: {did_you_mean(name, PARTITIONS)}")
-        return name
-
-    @model_validator(mode="after")
-    def _fits(self) -> DataSection:
-        if len(self.delimiter) != 1 or self.delimiter in '\r\n"':
-            raise ValueError(f"data.delimiter = {self.delimiter!r} must be one character, such as ';'")
-        if self.split_file and self.partition != "file":
-            raise ValueError('data.split_file is read with data.partition = "file"')
-        return self
-
-    def source(self) -> SourceSpec:
-        """What the loader needs to know."""
-        return SourceSpec(
-            self.name,
-            self.path,
-            self.image_column,
-            self.text_column,
-            self.label_column,
-            self.image_size,
-            tuple(self.feature_columns),
-            self.client_column,
-            self.delimiter,
-            self.subset,
-            tuple(self.splits),
-        )
-
-    @property
-    def room(self) -> int | None:
-        """How many classes all clients together can hold; None where nothing limits that."""
-        limited = self.partition in ("pathological", "extended_dirichlet") and self.name not in SPLIT
-        return self.clients * self.classes_per_client if limited else None
-
-    def how_split(self) -> str:
-        """Who holds what, in a few words."""
-        if self.name in SPLIT:
-            return "split as in the folder"
-        known = {
-            "pathological": f"{self.classes_per_client} classes per client",
-            "dirichlet": f"Dirichlet({self.alpha:g})",
-            "iid": "IID",
-            "quantity": f"sizes from Dirichlet({self.quantity_alpha:g})",
-            "shards": f"{self.shards_per_client} shards a client",
-            "extended_dirichlet": f"{self.classes_per_client} classes per client, Dirichlet({self.alpha:g})",
-            "label_quantity": f"Dirichlet({self.alpha:g}), sizes from Dirichlet({self.quantity_alpha:g})",
-            "column": f"clients of the column {self.client_column}",
-            "file": f"split as in {Path(self.split_file).name}",
-        }
-        words = known.get(self.partition, self.partition)  # a new partition has at least its name
-        return words if self.shift == "none" else f"{words}, {self.shift} in {self.shift_groups} groups"
-
-
-class ModelSection(Section):
-    """Which network."""
-
-    name: str = setting("auto")
-    """`auto`, by the kind of data: `cnn` for images, `fasttext` for text, `mlp` for vectors; or `resnet18`, or your own,
-    `"module:function"`."""
-    options: dict[str, Any] = setting(factory=dict)
-    """Keyword arguments of the model, such as `options.hidden = 64`."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if ":" not in name and name not in (*MODELS, "auto"):
-            raise ValueError(f"unknown model {name!r}: {did_you_mean(name, (*MODELS, 'auto'))}")
-        return name
-
-    @field_validator("options")
-    @classmethod
-    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(options, allow_nan=False)
-        except (TypeError, ValueError) as error:  # TOML has dates
-            raise ValueError(f"model.options must be numbers, texts, lists or tables: {str(error).lower()}") from None
-        return options
-
-
-class TrainSection(Section):
-    """How clients train and who takes part."""
-
-    rounds: int = setting(1000, ge=1, le=10**7, changes="length")
-    """How many rounds; a finished run can be given more, one that is not finished also fewer (with a cosine schedule neither)."""
-    participation: float = setting(1.0, gt=0)
-    """Up to 1 a fraction of the clients, above 1 their number."""
-    client_dropout: float = setting(0.0, ge=0, lt=1, was="train.dropout")
-    """Probability that a participant is lost in a round: it gets the model and never answers."""
-    lr: float = setting(0.005, gt=0)
-    """The learning rate."""
-    batch_size: int = setting(10, ge=1, le=MOST)
-    """Samples of a step; the last incomplete batch is dropped (a client smaller than a batch trains on all it has)."""
-    epochs: int = setting(1, ge=1, le=10**6)
-    """Local epochs of a round."""
-    optimizer: optimizers.Name = setting("sgd", since="0.2", before="sgd")
-    """Of every client, with the formulas of torch.optim; its state is fresh in every round, unless `keep_optimizer`."""
-    momentum: float = setting(0.0, ge=0, lt=1, since="0.2", before=0.0)
-    """Of SGD."""
-    nesterov: bool = setting(False, since="0.2", before=False)
-    """Of SGD with momentum."""
-    weight_decay: float = setting(0.0, ge=0, since="0.2", before=0.0)
-    """Of any optimiser; decoupled in adamw."""
-    keep_optimizer: bool = setting(False, since="0.2", before=False)
-    """A client keeps its optimiser's state (momentum, Adam's moments) until its next round: one or two more models per client."""
-    schedule: Literal["constant", "step", "cosine"] = setting("constant", since="0.2", before="constant")
-    """The learning rate over the rounds: constant; times `decay` every `decay_every` rounds; a half cosine down to 0 at round `rounds`,
-    so that a longer run has other rates."""
-    decay: float = setting(0.1, gt=0, le=1, since="0.2", before=0.1)
-    """Factor of a step of the schedule."""
-    decay_every: int = setting(100, ge=1, le=MOST, since="0.2", before=100)
-    """Rounds between two steps of the schedule."""
-    warm_up: int = setting(0, ge=0, le=MOST, since="0.2", before=0)
-    """Rounds in which the learning rate rises linearly to its value."""
-    clip: float = setting(0.0, ge=0, since="0.2", before=0.0)
-    """The longest gradient of a batch, over all trained parameters; 0: no limit."""
-    label_smoothing: float = setting(0.0, ge=0, lt=1, since="0.2", before=0.0)
-    """Of the cross-entropy in training."""
-    batch_norm: Literal["average", "local"] = setting("average")
-    """Running statistics of norm layers travel and are averaged as in FedAvg, or stay with each client, as in the published code: then a
-    client that never trained has none. Weights and biases of norm layers are parameters like others."""
-    precision: Literal["fp32", "bf16"] = setting("fp32", before="fp32")
-    """bf16 computes linear and convolution layers in bfloat16, with float32 master weights; the output layer, norm layers, embeddings,
-    losses and all mixing stay float32. Where the CPU has no bf16 instructions it is refused."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> TrainSection:
-        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
-            raise ValueError(f"train.momentum and train.nesterov are of sgd; {self.optimizer} has moments of its own")
-        if self.nesterov and not self.momentum:
-            raise ValueError("train.nesterov needs a train.momentum above 0")
-        if self.keep_optimizer and self.make_optimizer().is_plain:
-            raise ValueError(
-                "train.keep_optimizer: plain SGD has no state to keep; set train.momentum or another optimizer"
-            )
-        return self
-
-    def make_optimizer(self) -> optimizers.Optimizer:
-        """What the maths needs to know."""
-        if self.optimizer == "sgd":
-            return optimizers.SGD(self.momentum, self.nesterov, self.weight_decay)
-        return optimizers.Adam(self.weight_decay, decoupled=self.optimizer == "adamw")
-
-    def make_schedule(self) -> optimizers.Schedule:
-        """The same for the learning rate."""
-        return optimizers.Schedule(self.schedule, self.rounds, self.decay_every, self.decay, self.warm_up)
-
-
-class RunSection(Section):
-    """How the experiment is carried out, and what is measured."""
-
-    seed: int = setting(0, ge=0)
-    """Everything random is a function of (seed, purpose, round, client); `data.split_seed` can take the split out of it."""
-    engine: Literal["auto", "loop", "threads", "processes", "vmap"] = setting("auto", changes="nothing")
-    """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `processes`: the same in
-    worker processes, the same bits; `vmap`: all clients in one batched step, the same but for rounding. `auto` picks by model, devices
-    and number of participants, never by a clock, and says why ([performance.md](performance.md))."""
-    workers: int = setting(0, ge=0, le=10_000, changes="nothing")
-    """Clients trained side by side; 0: one per core, or one per device where `device` has several."""
-    compile: Literal["auto", "always", "never"] = setting("auto", changes="nothing")
-    """Whether the vmap engine compiles its step, which changes the last bits; `auto` does in a run long enough to pay for it (20,000 steps,
-    the same clients in every round) where there is a C++ compiler. What it chose stands in the run's config.toml and manifest.json, and a
-    resumed or longer run keeps it."""
-    device: str = setting("auto", changes="nothing")
-    """`auto`, `cpu`, `cuda` or `mps`: where clients train. Several with commas between them, such as `cuda:0,cuda:1`: each worker process
-    has one, in turn; `auto` is all GPUs."""
-    evaluate_every: int = setting(1, ge=1, le=MOST)
-    """Rounds between two evaluations; the last round is always evaluated."""
-    evaluate_clients: int = setting(0, ge=0, le=MOST)
-    """Evaluate a fixed random sample of this many clients; 0: all."""
-    checkpoint_seconds: float = setting(30.0, ge=0, changes="nothing")
-    """Least time between two checkpoints; 0 writes one every round."""
-    keep_checkpoints: int = setting(1, ge=0, le=2, changes="nothing", since="0.2", before=1)
-    """Checkpoints that a finished run keeps. The last one is what more rounds, models that were not saved and models of newcomers are made
-    from: with 0 there will be none of these. A second one serves where the last is damaged."""
-    save_models: Literal["auto", "all", "none"] = setting("auto", changes="nothing")
-    """Write every client's model of the last round and of the round that validation picked; `auto` does while those of one round fit into
-    1 GiB, and in `cwfed compare` and `cwfed sweep`, where numbers are wanted, does not."""
-    metrics: list[str] = setting(factory=list, since="0.2", before=[])
-    """Metrics of your own, `["module:name"]`, beside `accuracy`, `balanced_accuracy`, `macro_f1` and `loss`
-    ([evaluation.md](evaluation.md))."""
-    pick: str = setting("accuracy", since="0.2", before="accuracy")
-    """The metric that rounds are picked by, on test data (`best`) and on held-out data (`validated`, the saved models)."""
-    patience: int = setting(0, ge=0, since="0.2", before=0)
-    """Stop when that metric on held-out data has not improved for so many evaluated rounds; 0: never. Needs `data.validation` above 0."""
-
-    @model_validator(mode="after")
-    def _known(self) -> RunSection:
-        metrics.check_names(self.metrics, self.pick)
-        return self
-
-
-class GuardSection(Section):
-    """What the server does about bad updates; what is always checked is in `guard.py`."""
-
-    least: int = setting(1, ge=1, le=10**6, before=1)
-    """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
-    most_samples: int = setting(MOST_SAMPLES, ge=1, before=MOST_SAMPLES)
-    """A client that claims more training samples is refused: they are its weight in every average."""
-    norm_bound: float = setting(0.0, ge=0, before=0.0)
-    """Updates longer than this many times the round's median are scaled back to it; 0 leaves them. For methods that send a client one
-    model. Federations on Flower that do not name it have 2 ([security.md](security.md))."""
-
-
-class AdversarySection(Section):
-    """Clients that mean harm, for experiments. They are not evaluated: results are those of the honest clients."""
-
-    clients: int = setting(0, ge=0, le=10**6, before=0)
-    """How many; which ones is drawn from the seed. They take part and are not evaluated."""
-    attack: Attack = setting("class-capture", before="class-capture")
-    """What they do to the model they send: make one row of the output layer long, or send NaN everywhere."""
-    strength: float = setting(100.0, before=100.0)
-    """class-capture: factor of the captured row; 1 is honest, bit for bit."""
-    target: int = setting(0, ge=0, le=MOST, before=0)
-    """class-capture: the captured class."""
-
-
-class PrivacySection(Section):
-    """What clients do so that their uploads say less; `docs/privacy.md` has what it hides and what not."""
-
-    norms: Literal["exact", "noise", "coarse"] = setting("exact", before="exact")
-    """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels. Refused where it would hide nothing: no
-    output layer is uploaded, or class counts are sent."""
-    norm_noise: float = setting(0.5, ge=0, before=0.5)
-    """noise: its standard deviation, in mean norms."""
-    norm_levels: int = setting(2, ge=1, le=MOST, before=2)
-    """coarse: to how many levels norms are rounded; 1 makes all equal."""
-    dp: Literal["off", "sample"] = setting("off", before="off")
-    """Differential privacy of every sample of a client: DP-SGD with Poisson batches; epsilon is in `summary.json`. Needs
-    `pip install 'cwfed[privacy]'` (Opacus, for its accountant)."""
-    dp_clip: float = setting(1.0, gt=0, before=1.0)
-    """The longest gradient that a sample may have."""
-    dp_noise: float = setting(1.0, ge=0, before=1.0)
-    """Standard deviation of the noise in units of `dp_clip`; 0 clips only and guarantees nothing."""
-    dp_delta: float = setting(1e-5, gt=0, lt=1, before=1e-5)
-    """The delta for which epsilon is given."""
-    dp_histogram: float = setting(0.0, ge=0, before=0.0)
-    """The epsilon spent once on a noisy class histogram, without which WDR is refused under DP."""
-    dp_budget: float = setting(0.0, ge=0, changes="nothing", before=0.0)
-    """The largest epsilon that a client may spend; 0: any. A simulation that would pass it does not begin; the node of a federation
-    keeps its own account and takes no further part."""
-
-    def dial(self) -> Dial:
-        """What the maths needs to know."""
-        return Dial(self.norms, self.norm_noise, self.norm_levels)
-
-    def samples(self) -> SamplePrivacy | None:
-        """The same for differential privacy; None where it is off."""
-        if self.dp == "off":
-            return None
-        return SamplePrivacy(self.dp_clip, self.dp_noise, self.dp_delta, self.dp_histogram)
 
 
 class Config(Section):
@@ -393,7 +62,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> Config:
-        """Fill in the algorithm's defaults, so that a written config says everything."""
+        """Fill in the algorithm's defaults, so that a written config is complete; check settings of several sections against each other."""
         name = self.algorithm.get("name", "cwfedavg")
         if not isinstance(name, str):
             raise ConfigError(f"algorithm.name must be a text, it is {name!r}")
@@ -430,12 +99,12 @@ class Config(Section):
         return self.run.seed if self.data.split_seed < 0 else self.data.split_seed
 
     def code(self) -> list[str]:
-        """The user's code that the config names: "module:name" of algorithm (and what is inside it), model, data, partition and metrics."""
+        """The user's code that the config names, as "module:name": algorithm (and its parts), model, data, partition and metrics."""
         own = [name for name in (self.model.name, self.data.name, self.data.partition) if ":" in name]
         return algorithms.foreign(self.algorithm) + own + self.run.metrics
 
     def but(self, **run: Any) -> Config:
-        """The same with other settings of how it is carried out."""
+        """The same config with other settings of `run`."""
         return self.model_copy(update={"run": self.run.model_copy(update=run)})
 
     def build_algorithm(self) -> algorithms.FedAvg:
@@ -443,7 +112,7 @@ class Config(Section):
         return algorithms.build(self.algorithm)
 
     def partition_spec(self) -> PartitionSpec:
-        """How the samples are dealt out."""
+        """The partition, as the data loader takes it."""
         d = self.data
         return PartitionSpec(
             d.partition,
@@ -473,17 +142,17 @@ class Config(Section):
 SETTINGS = describe(Config)
 """All settings but the algorithm's, by their keys."""
 FREE_TO_CHANGE = free_to_change(SETTINGS)
-"""Settings that a resumed run may change: they do not change its results. `train.rounds` may change where that makes the same run longer or shorter."""
+"""Settings that a resumed run may change, because results do not depend on them. `train.rounds` may change too (`folder.check_same`)."""
 FORMER_NAMES = former_names(SETTINGS)
-"""The keys of today by those of earlier versions, which still work."""
+"""The current keys by the keys of earlier versions, which still work."""
 
 NO_IMPORTS = "no imports"
 
 
 def from_table(table: dict[str, Any], *, imports: bool = True) -> Config:
-    """A validated config from nested dicts; a wrong key or value is one clear sentence.
+    """A validated config from nested dicts; ConfigError for a wrong key or value.
 
-    Without `imports`, an algorithm that is code ("module:Class") is left as the table says: to look at a run runs nothing.
+    Without `imports`, an algorithm that is code ("module:Class") is not loaded, so that looking at a run does not run its code.
     """
     for key, value in _numbers(table):
         if abs(value) >= MOST_NUMBER:
@@ -510,7 +179,7 @@ def _sentence(error: Any) -> str:
         *sections, key = (str(part) for part in error["loc"])
         cls = Config.model_fields[sections[0]].annotation if sections else Config
         known = list(cls.model_fields) if isinstance(cls, type) and issubclass(cls, BaseModel) else []
-        elsewhere = [name for name in SETTINGS if name.rpartition(".")[2] == key]  # such as lr for train.lr
+        elsewhere = [name for name in SETTINGS if name.rpartition(".")[2] == key]  # such as lr, for train.lr
         hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
         return f"unknown setting {where}: {hint}"
     if error["type"] == "value_error":
@@ -519,7 +188,7 @@ def _sentence(error: Any) -> str:
 
 
 def load(path: str | Path | None = None, settings: Sequence[str] | str = ()) -> Config:
-    """A config file, with `key=value` settings on top (one, or a list of them); no file is the digits experiment.
+    """A config file, with `key=value` settings on top (one, or a list of them). Without a file: the digits experiment.
 
     Arguments:
         path: a TOML file, or `preset:SETTING/METHOD`, a tuned preset (`cwfed presets`). Default: all settings are defaults.
@@ -613,18 +282,18 @@ def _parse(text: str) -> tuple[list[str], Any]:
 
 
 def current_name(key: str) -> str:
-    """The key of today; whoever uses a former one is told so."""
+    """The current key; a warning if a former one is used."""
     if key in FORMER_NAMES:
         tell(key, FORMER_NAMES[key])
     return FORMER_NAMES.get(key, key)
 
 
 def parse_value(raw: str) -> Any:
-    """A TOML value; what is none is text, or a list of them, so quotes are not needed."""
+    """A TOML value; anything else is text, or a list of texts, so that texts need no quotes."""
     try:
         table = _toml(f"value = {raw}")
     except (ValueError, RecursionError):
         if raw.startswith("[") and raw.endswith("]") and "[" not in raw[1:]:  # a list whose quotes a shell took away
             return [parse_value(part.strip()) for part in raw[1:-1].split(",")]
         return raw
-    return table["value"] if len(table) == 1 else raw  # not a whole file behind a line break
+    return table["value"] if len(table) == 1 else raw  # a line break could be followed by a whole file

@@ -1,4 +1,4 @@
-"""An experiment made ready: data dealt out, model and algorithm built and checked against each other."""
+"""An experiment that is ready to run: data dealt out, model and algorithm built and checked against each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cwfed.privacy.noise import Noise
 
 
 def deal(config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> data.Federation:
-    """The data of a config, or those that are given instead, dealt out to its clients."""
+    """A config's data, or those given instead, dealt out to its clients."""
     dataset = given or data.load(config.data.source(), data_dir)
     seed, chosen = config.split_seed, config.data
     dealt = data.share_out(dataset, config.partition_spec(), seed, chosen.validation, chosen.samples)
@@ -42,7 +42,7 @@ def how_many(participation: float, clients: int) -> int:
 
 
 class Blueprint:
-    """The network, and what an algorithm may know of it: what all sides of a federation must agree on."""
+    """The network, and what an algorithm may know about it: everything that all sides of a federation must agree on."""
 
     def __init__(self, config: Config, shape: InputShape, classes: int, clients: int) -> None:
         self.config, self.shape, self.classes, self.clients = config, shape, classes, clients
@@ -59,9 +59,9 @@ class Blueprint:
         self.parameters = sum(p.numel() for p in self.template.parameters())
         statistics = {name: b.detach().clone() for name, b in models.statistics(self.template).items()}
         self.local_statistics: Params = statistics if config.train.batch_norm == "local" else {}
-        """Initial running statistics of norm layers, where they stay with the clients."""
+        """Initial running statistics of norm layers, if they stay with the clients; else empty."""
         self.initial: Params = self._travelling(self.template)
-        """The initial model as it travels."""
+        """The initial model, as it is sent."""
         self.kept_names = self._named("keeps")
         """The tensors that stay with a client until its next round."""
         self._named("uploaded")
@@ -69,7 +69,7 @@ class Blueprint:
         histogram = privacy.histogram if privacy else 0.0
         self.guard = Guard.of(self.algorithm, self.initial, self.task, config.guard.most_samples, histogram)
         self.metrics = metrics.load(config.run.metrics, classes)
-        """The user's own."""
+        """The user's own metrics."""
         if privacy and (different := [name for name in ("loss", "passes") if overrides(self.algorithm, name)]):
             raise ConfigError(
                 f"privacy.dp clips and counts the gradients of one pass with the cross-entropy; {config.algorithm_name} has "
@@ -91,7 +91,7 @@ class Blueprint:
 
     @cached_property
     def has_own_models(self) -> bool:
-        """Whether what a client keeps is its whole personal model: then it has one also in a round that it sits out."""
+        """Whether a client keeps its whole personal model, so that it has one also in a round in which it does not take part."""
         if self.algorithm.phase != "trained" or not self.kept_names or self.is_tuned:
             return False
         shown = self.algorithm.shown({name: self.initial[name] for name in self.kept_names} | self.local_statistics)
@@ -100,7 +100,7 @@ class Blueprint:
 
     @cached_property
     def is_tuned(self) -> bool:
-        """Whether clients make passes over their data before they are tested: phase `trained` is after these."""
+        """Whether clients make passes before they are tested; then phase `trained` is after these passes."""
         if not overrides(self.algorithm, "passes"):
             return False
         try:
@@ -118,12 +118,12 @@ class Blueprint:
         return bool(self.kept_names or self.local_statistics) or remembers or self.config.train.keep_optimizer
 
     def own(self, kept: Params) -> Params | None:
-        """What an algorithm sees of what a client keeps; before its first round, of the initial model."""
+        """What a client keeps, as its algorithm sees it; before its first round, the same tensors of the initial model."""
         seen = {n: w for n, w in kept.items() if n not in self.local_statistics and not n.startswith(OPTIMIZER)}
         return seen or {name: self.initial[name] for name in self.kept_names} or None
 
     def own_model(self, kept: Params, class_counts: Sequence[float]) -> Params | None:
-        """The personal model that a client keeps, with its statistics; None where it has none of its own (yet)."""
+        """The personal model that a client keeps, with its statistics; None if it has none (yet)."""
         if not kept or not self.has_own_models:
             return None
         return self.after_training({n: kept[n] for n in (*self.kept_names, *self.local_statistics)}, class_counts)
@@ -133,7 +133,7 @@ class Blueprint:
         return self.algorithm.predictor(self.algorithm.shown(trained), class_counts, self.task)
 
     def sent_forms(self) -> dict[str, ExtraSpec]:
-        """What the tensors of a model that is sent look like."""
+        """The forms of the tensors of a model that is sent to a client."""
         models = self.algorithm.send(self.algorithm.init(self.fresh, self.task), 0).models
         names = models[0].keys() if models else self.initial.keys()
         return {name: form for name, form in spec_of(self.initial).items() if name in names}
@@ -145,11 +145,11 @@ class Blueprint:
         return Visit(client, self.own(kept), statistics, optimizer, got)
 
     def completed(self, model: Params) -> Params:
-        """A model with the initial tensors in place of those that do not travel."""
+        """A model, completed by the initial tensors where it lacks those that are not sent."""
         return model if model.keys() >= self.initial.keys() else self.initial | model
 
     def job(self, federation: data.Federation, device: torch.device, noise: Noise | None = None) -> Job:
-        """What an engine is to carry out."""
+        """The job for an engine."""
         samples = data.Samples(federation.data.inputs, federation.data.labels, device)
         return Job(self.algorithm, self.template, self.task, federation, samples, self.training(noise), self.metrics)
 
@@ -167,13 +167,13 @@ class Blueprint:
         return state
 
     def sends_one_model(self, state: Any = None) -> bool:
-        """Whether a client is sent one model that its upload can be compared with; from the start, or from a state."""
+        """Whether a client is sent exactly one model, with which its upload can be compared; at the start, or in a given state."""
         state = self.algorithm.init(self.fresh, self.task) if state is None else state
         models = self.algorithm.send(state, 0).models
         return len(models) == 1 and bool(models[0])
 
     def _check_dial(self) -> None:
-        """Blurring norms is refused where it would hide nothing."""
+        """ConfigError if blurring norms would hide nothing."""
         if self.config.privacy.norms == "exact":
             return
         name, what = self.config.algorithm_name, f'privacy.norms = "{self.config.privacy.norms}"'
@@ -183,7 +183,7 @@ class Blueprint:
             raise ConfigError(f"{what} blurs the uploaded output layer, and {name} uploads none")
 
     def try_state(self, state: Any, clients: Sequence[int]) -> None:
-        """A round of these clients without training: what is wrong with a state from a file shows here, as any error."""
+        """A round of these clients without training, to find out what is wrong with a state from a file: any error means that it does not fit."""
         uploads = Uploads(
             clients=tuple(clients),
             models={name: torch.stack([self.initial[name]] * len(clients)) for name in self.guard.model},
@@ -194,7 +194,7 @@ class Blueprint:
         )
         for made in (state, self.algorithm.aggregate(state, uploads)):
             for client in clients:
-                for model in self.algorithm.send(made, client).models:  # or the part of it that travels
+                for model in self.algorithm.send(made, client).models:  # perhaps only a part of it is sent
                     forms = {name: form for name, form in spec_of(self.initial).items() if name in model}
                     if problem := misfit(model, forms, "a model"):
                         raise ValueError(problem)
@@ -227,7 +227,7 @@ class Blueprint:
         return [name for name, metric in known.items() if metric.lower_is_better]
 
     def training(self, noise: Noise | None = None) -> LocalTraining:
-        """How a client trains; its noise comes from the seed unless it has another source."""
+        """How a client trains; its noise comes from the seed unless another source is given."""
         train, seed = self.config.train, self.config.run.seed
         privacy = self.config.privacy.samples()
         return LocalTraining(
@@ -247,9 +247,9 @@ class Blueprint:
         )
 
     def check(self, federation: data.Federation, is_whole: bool = True) -> None:
-        """Settings against data: what does not fit shows here, and not as a riddle in round 1.
+        """ConfigError if settings and data do not fit together, so that this shows before round 1.
 
-        A node sees its own data only, not the whole: that it is smaller than a batch may be so.
+        `is_whole`: whether these are all clients. A node has one client's data, which may be smaller than a batch.
         """
         size = self.config.train.batch_size
         trained = [len(shard.train) for shard in federation.shards.values()]
@@ -267,7 +267,7 @@ class Blueprint:
         self._try_model(federation)
 
     def _try_model(self, federation: data.Federation) -> None:
-        """Two samples through the network."""
+        """Pass two samples through the network; ConfigError if it cannot take them or gives something else than logits."""
         network = copy.deepcopy(self.template)
         seen: list[Tensor] = []
         network.get_submodule(self.task.output).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -292,7 +292,7 @@ class Blueprint:
 
 
 class Experiment(Blueprint):
-    """What a config stands for, before anybody has trained."""
+    """A config's experiment before round 1: the data of all clients, and who takes part."""
 
     def __init__(self, config: Config, data_dir: str | None = None, given: data.Dataset | None = None) -> None:
         seed = config.split_seed
@@ -325,7 +325,7 @@ class Experiment(Blueprint):
             raise ConfigError(f"guard.least = {least}, but a round has only {invited} participants")
 
     def _choose_adversaries(self) -> dict[int, Adversary]:
-        """By client, what it does to the models it sends."""
+        """The malicious clients, and what each does to the models that it sends."""
         how = self.config.adversary
         if how.clients >= len(self.members):
             raise ConfigError(
@@ -339,7 +339,7 @@ class Experiment(Blueprint):
         return {int(c): Adversary(how.attack, how.strength, how.target) for c in mixed[: how.clients]}
 
     def _choose_evaluated(self) -> list[int]:
-        """Honest clients only: how well an adversary is served is nobody's concern."""
+        """The clients whose models are measured: honest ones only."""
         honest = len(self.members) - len(self.adversaries)
         wanted = self.config.run.evaluate_clients or honest
         if wanted > honest:

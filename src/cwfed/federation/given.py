@@ -1,4 +1,4 @@
-"""Objects in place of names: data, an algorithm and a model that are given in Python, and the config that names them."""
+"""Data, an algorithm and a model that are given as Python objects, and the config that refers to them by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ModelLike = str | nn.Module | Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class Given:
-    """What a run is given as objects; None is what the config says."""
+    """The objects that a run is given; None: as the config says."""
 
     data: Data | None = None
     algorithm: AlgorithmLike | None = None
@@ -53,7 +53,7 @@ class Given:
         )
 
     def named_in(self, config: Config) -> Config:
-        """The config that names these things."""
+        """The config that refers to these objects."""
         if not self:
             return config
         table = config.model_dump()
@@ -64,7 +64,9 @@ class Given:
             table["algorithm"] = _table(self.algorithm)
         if self.model is not None:
             name, before = _model(self.model), table["model"]
-            options = before["options"] if before["name"] in ("auto", name) else {}  # or they are another model's
+            options = (
+                before["options"] if before["name"] in ("auto", name) else {}
+            )  # the options of another model do not apply
             table["model"] = {"name": name, "options": options}
         return from_table(table)
 
@@ -73,7 +75,7 @@ NOTHING = Given()
 
 
 def _hint(data: object) -> str:
-    """What somebody who gave this may have meant."""
+    """The end of the error: what may have been meant."""
     if isinstance(data, str | Path):
         return ": files and data sets by name are settings, data.path and data.name"
     if isinstance(data, DataLoader):
@@ -84,7 +86,7 @@ def _hint(data: object) -> str:
 
 
 def _table(algorithm: AlgorithmLike) -> dict[str, Any]:
-    """An algorithm as a config says it."""
+    """An algorithm as a table of a config."""
     if isinstance(algorithm, str):
         return {"name": algorithm}
     if isinstance(algorithm, Mapping):
@@ -117,7 +119,7 @@ def _model(model: ModelLike) -> str:
 
 
 class _Copies:
-    """Makes copies of one module: it begins with the weights that it has."""
+    """A model function that returns copies of one module, with its weights."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

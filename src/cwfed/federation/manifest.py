@@ -1,4 +1,4 @@
-"""Under what circumstances a run was made: versions, hashes of data and split, the machine."""
+"""The manifest: the circumstances of a run (versions, hashes of data and split, the machine)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def instruction_set() -> str:
 
 
 def cpu_name() -> str:
-    """The processor, as the system calls it."""
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -37,7 +37,7 @@ def _versions() -> dict[str, str]:
 
 
 def manifest(**facts: Any) -> dict[str, Any]:
-    """The manifest with these facts of the run added."""
+    """A manifest with these facts about the run."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": dict(_versions()),
@@ -72,19 +72,21 @@ class _Split(BaseModel):
     digest: str
     histogram: list[list[int]]
     dealt: str = ""
-    """The same for all methods on one split; manifests of early runs have none."""
+    """A hash that is the same for all methods on one split; empty in manifests of early runs."""
 
 
 class _Engine(BaseModel):
     name: str = ""
     device: str = ""
     compiled: bool = False
-    """Manifests of early runs do not say so."""
+    """Manifests of early runs do not have it."""
 
     def rounding(self) -> str:
-        """Engines with the same words here give the same bits; a federation's server and early runs name no device."""
+        """Engines for which this text is equal give the same bits. A federation's server and early runs have no device."""
         how = "batched" if self.name == "vmap" else "one by one"
-        kinds = {name.partition(":")[0] for name in (self.device or "cpu").split(",")}  # whichever device of its kind
+        kinds = {
+            name.partition(":")[0] for name in (self.device or "cpu").split(",")
+        }  # which device of a kind makes no difference
         return f"{how}{', compiled' * self.compiled} on {' and '.join(sorted(kinds))}"
 
     def words(self) -> str:
@@ -93,7 +95,7 @@ class _Engine(BaseModel):
 
 
 class Facts(BaseModel):
-    """What every reader of a manifest may rely on; there is more in it."""
+    """The parts of a manifest that every reader may rely on."""
 
     started: str
     versions: dict[str, str]
@@ -105,11 +107,11 @@ class Facts(BaseModel):
     algorithm: str
     engine: _Engine = _Engine()
     experiment: str = ""
-    """A hash of the settings; manifests of early runs have none."""
+    """A hash of the settings; empty in manifests of early runs."""
     code: dict[str, str] | None = None
-    """By file, a hash of the user's code (`plugins.sources`); manifests of early runs say nothing about it."""
+    """By file, a hash of the user's code (`plugins.sources`); None in manifests of early runs."""
 
 
 def changed(then: dict[str, str], now: dict[str, str]) -> str:
-    """The first file of the user's code that is not as it was; "" where all are."""
+    """The first file of the user's code that has changed; "" if none has."""
     return next((name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)), "")

@@ -1,4 +1,4 @@
-"""The models at the end of a run, seen through their output layers: what heat maps show."""
+"""The output layers of the models at the end of a run, for heat maps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from cwfed.federation.simulation import Simulation
 
 PORTRAYED = 200
-"""At most this many clients are portrayed after the last round, fewer where their output layers are large."""
+"""The most clients in a portrait; fewer if their output layers are large."""
 PORTRAYED_BYTES = 2**28
-"""At most so many bytes of output layers."""
+"""The most bytes of their output layers."""
 
 
 def portray(simulation: Simulation, after: Progress, participants: Sequence[int], stack: Params) -> Portrait | None:
-    """The output layers of the models as they are now; none where a mixture has overflowed."""
+    """The portrait of the models as they are now; None if a mixture has overflowed."""
     name = simulation.task.output_weight
     most = max(1, min(PORTRAYED, PORTRAYED_BYTES // (8 * simulation.initial[name].numel())))
     clients = simulation.evaluated[:most]
@@ -48,6 +48,7 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
     found = is_uploaded and 0 < len(participants) <= most and mixing.unmix(handed_out, stack[name].double())
     if found:
         mixture = [_digits(row) if is_one else None for row, is_one in zip(*found, strict=True)]
+    sent = [_digits(stack[name][rows[c]].double().norm(dim=1)) if c in rows else None for c in clients]
     return Portrait(
         clients=clients,
         distribution=[_digits(row) for row in simulation.true_distributions(clients)],
@@ -55,9 +56,10 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
         trained=[trained(client) for client in clients],
         mixture=mixture,
         classes=None if classes is None else [_digits(norms) for norms in classes.double().norm(dim=2)],
+        sent=sent if is_uploaded else None,
     )
 
 
 def _digits(values: Tensor) -> list[float]:
-    """Five digits are enough for a picture."""
+    """Numbers with five digits, enough for a picture."""
     return [float(f"{value:.5g}") for value in values.tolist()]

@@ -1,8 +1,8 @@
-"""Settings that were tuned beforehand and ship with cwfed, each with how it was found.
+"""Tuned settings that come with cwfed, each with how it was found.
 
-A preset is the best of a sweep of one method on one experimental setting. `presets/SETTING.toml` has those of a setting, as
-`benchmarks/presets.py` writes them: the setting's config, and for every method the command of its sweep and what each candidate was worth.
-Wherever a config file is taken, `preset:SETTING/METHOD` is one.
+A preset is the best candidate of a sweep of one method on one experimental setting. `presets/SETTING.toml` is written by
+`benchmarks/presets.py`: the setting's config, and for every method the command of its sweep and the results of all candidates.
+`preset:SETTING/METHOD` can be given in place of any config file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PREFIX = "preset:"
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate of the sweep and what it was worth, in percent: the mean over the seeds and, of several, their standard deviation."""
+    """A candidate of the sweep and its accuracy in percent: the mean over the seeds, and for several seeds their standard deviation."""
 
     settings: Mapping[str, Any]
     validation: float
-    """On held-out training data, in the round that they pick: this alone decided."""
+    """On held-out training data, in the round that these pick. This alone decided."""
     std: float | None
     test: float
     """On test data in the same round, for the reader."""
@@ -60,7 +60,7 @@ class Preset:
     phase: str
     """The phase that is reported for the method, and was judged."""
     version: str
-    """The cwfed that made the sweep."""
+    """The version of cwfed that made the sweep."""
     tried: tuple[Tried, ...]
     """The best first."""
     failed: tuple[str, ...]
@@ -68,12 +68,12 @@ class Preset:
 
     @property
     def best(self) -> Tried:
-        """What held-out data chose."""
+        """The candidate that held-out data chose."""
         return self.tried[0]
 
     @property
     def at_the_end(self) -> list[str]:
-        """Settings whose best value is the smallest or largest that gave a result: a better one may lie beyond."""
+        """Settings whose best value is the smallest or largest that was tried with a result: a better one may lie beyond."""
         found = []
         for key, value in self.best.settings.items():
             values = {one.settings[key] for one in self.tried}
@@ -82,7 +82,7 @@ class Preset:
         return found
 
     def to_toml(self) -> str:
-        """A config file that says how it was found."""
+        """A config file with comments that say how it was found."""
         table = {section: dict(keys) for section, keys in self.config.items()}
         for key, value in {"algorithm.name": self.method, **self.best.settings}.items():
             section, _, rest = key.partition(".")

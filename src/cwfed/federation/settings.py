@@ -1,6 +1,6 @@
-"""What a setting is, said once: type, default, meaning, whether it changes results, since which version.
+"""What a setting is: type, default, meaning, whether it changes results, since which version.
 
-The fields of `config.py` are made with `setting`. From them come the checks, the tables of docs/configuration.md
+The fields of `sections.py` are made with `setting`. From them come the checks, the tables of docs/configuration.md
 (`tools/settings.py`), what a resumed run may change, the hash of an experiment, and the former names that still work.
 """
 
@@ -22,11 +22,11 @@ from pydantic.fields import FieldInfo
 from cwfed.core.errors import ConfigError, RenamedSetting
 
 Changes = Literal["results", "length", "nothing"]
-"""What another value makes of a run: another experiment; the same one, longer; the same one, carried out otherwise."""
+"""What another value of a setting means: another experiment; the same one, longer; the same one, carried out in another way."""
 
 _NOT_GIVEN: Any = object()
 _BEYOND = 10**6
-"""Upper bounds from here on only keep foreign files from taking all memory; no reader needs them."""
+"""Upper bounds from here on only protect memory from files of unknown origin; the docs do not show them."""
 
 
 def setting(
@@ -41,9 +41,9 @@ def setting(
 ) -> Any:
     """A field of a section; its docstring is its meaning, in one or two sentences.
 
-    `before` is the value at which runs made before the setting existed did what they did: at that value it is no part of
-    an experiment's hash, so that those runs can be resumed. A new setting needs it.
-    `was` is the key, with its section, under which the setting was known before it was renamed.
+    `before` is the value that stands for the behaviour before the setting existed. With that value it is no part of an experiment's hash,
+    so that runs from before can be resumed. A new setting needs it.
+    `was` is the key, with its section, that the setting had before it was renamed.
     """
     about = Described(changes=changes, since=since, was=was, has_before=before is not _NOT_GIVEN, before=before)
     given = {"default_factory": factory} if factory else {"default": default}
@@ -63,7 +63,7 @@ class Described:
     has_before: bool
     before: Any
     key: str = ""
-    """With its section."""
+    """Its key, with the section."""
     kind: str = ""
     """Its type, for people."""
     default: Any = None
@@ -79,7 +79,7 @@ class Section(BaseModel):
 
 
 def describe(config: type[Section]) -> Mapping[str, Described]:
-    """All settings by their keys, section by section; a section that is free in its keys (the algorithm's) has none."""
+    """All settings by their keys, section by section; those of the algorithm, whose keys are not fixed, are not among them."""
     found: dict[str, Described] = {}
     for name, section in config.model_fields.items():
         if isinstance(section.annotation, type) and issubclass(section.annotation, Section):
@@ -137,9 +137,9 @@ def free_to_change(known: Mapping[str, Described]) -> frozenset[str]:
 
 
 def hashed(table: dict[str, Any], known: Mapping[str, Described], before: Mapping[str, Any]) -> str:
-    """A hash of all settings that a resumed run must share, under the names that they had first.
+    """A hash of all settings that a resumed run must share, under their first names.
 
-    `before` has, by key, what early runs did that do not have an algorithm's hyper-parameter.
+    `before`: by key, the value that stands for the behaviour before an algorithm's hyper-parameter existed.
     """
     settings = {}
     for key, value in flat(table).items():
@@ -155,12 +155,12 @@ def hashed(table: dict[str, Any], known: Mapping[str, Described], before: Mappin
 
 
 def former_names(known: Mapping[str, Described]) -> Mapping[str, str]:
-    """The keys of today by those of earlier versions."""
+    """The current keys by the keys of earlier versions."""
     return MappingProxyType({about.was: key for key, about in known.items() if about.was})
 
 
 def renamed(table: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Nested settings under the names of today; whoever uses a former one is told so."""
+    """Nested settings under their current names; a warning for each former one."""
     for old, new in names.items():
         (there, key), (here, name) = old.split("."), new.split(".")
         section = table.get(there)
@@ -180,7 +180,7 @@ def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def tell(old: str, new: str) -> None:
-    """Say that a key has another name now, once in a process."""
+    """Warn that a key has a new name, once in a process."""
     warnings.warn(f"the setting {old} is called {new} now; the former name still works", RenamedSetting, stacklevel=3)
 
 

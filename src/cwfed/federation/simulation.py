@@ -1,4 +1,4 @@
-"""The round loop: carries an experiment out in this process and says what happened."""
+"""The simulator: carries an experiment out in this process, round by round, and yields events."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from cwfed.privacy import dp, leak
 from cwfed.privacy.noise import Seeded
 
 TRIED = 16
-"""So many clients try a state that was read from a checkpoint."""
+"""The number of clients with which a state from a checkpoint is tried."""
 
 
 class Simulation(Experiment):
-    """An experiment with an engine to carry it out.
+    """An experiment with the engine that carries it out.
 
     Examples:
         >>> import cwfed
@@ -61,10 +61,10 @@ class Simulation(Experiment):
         if config.train.precision == "bf16" and (note := require_bf16(self.devices[0])):
             self.notes.append(note)
         super().__init__(config, data_dir, given)
-        self.notes += self._who_holds_nothing()
+        self.notes += self._notes_on_data()
         self._output = tuple(n for n in (self.task.output_weight, f"{self.task.output}.bias") if n in self.initial)
         self._shelf = Shelf()
-        """Where the stacks of trained models lie."""
+        """The memory of the stacks of trained models."""
         train, run = config.train, config.run
         choice = Choice(
             name=run.engine,
@@ -79,9 +79,7 @@ class Simulation(Experiment):
         is_elsewhere = len(self.devices) > 1 or run.engine == "processes"
         home = torch.device("cpu") if is_elsewhere else self.devices[0]
         self.engine = engine.choose(self.job(self.federation, home), choice)
-        if (
-            self.engine.name == "vmap" and run.compile == "auto"
-        ):  # what it chose belongs to the run: its config says so
+        if self.engine.name == "vmap" and run.compile == "auto":  # the choice is written into the run's config
             self.config = config = config.but(compile="always" if self.engine.compile else "never")
         self.notes += filter(None, [self.engine.note])
         before = self.start()
@@ -90,12 +88,12 @@ class Simulation(Experiment):
             dp.require_budget(spent, config.privacy.dp_budget)
             self.notes.append(dp.promise(spent, train.rounds))
 
-    def _who_holds_nothing(self) -> list[str]:
+    def _notes_on_data(self) -> list[str]:
         chosen = self.config.data
         whole = self.federation.data
         samples = chosen.samples or len(whole.labels)
         room = None if whole.fixed_split else chosen.room
-        return data.who_holds_nothing(self.federation, self.members, samples, room, chosen.validation)
+        return data.missing_data(self.federation, self.members, samples, room, chosen.validation)
 
     def start(self) -> Progress:
         """Before round 1."""
@@ -121,7 +119,7 @@ class Simulation(Experiment):
         )
 
     def check_progress(self, progress: Progress) -> None:
-        """RunError for progress that these rounds cannot go on from: a few clients get their model and try it."""
+        """RunError for progress that cannot be continued from. A few clients get their model and measure it."""
         remembered = self.algorithm.remember(Start(self.initial))
         shapes = {n: t.shape for n, t in (self.initial | remembered | self.local_statistics).items()}
         needed = {*self.kept_names, *self.local_statistics}
@@ -147,15 +145,15 @@ class Simulation(Experiment):
             ) from None
         if not fits:
             raise RunError(
-                f"the checkpoint of round {progress.round} holds something else than this experiment's models"
+                f"the checkpoint of round {progress.round} holds something other than this experiment's models"
             )
 
     # --- the rounds
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Round]]:
-        """Carry out the rounds that are left; after each, where the run is and what happened.
+        """Carry out the rounds that are left; yields the progress and the event of each.
 
-        A run in which every update is refused would go on for ever and learn nothing: it is an error after a few rounds.
+        RunError (`GivenUp`) if every update was refused for a few rounds: such a run learns nothing.
         """
         with one_compute_thread():
             give_up_in_vain(progress, self.config.train.rounds)
@@ -201,7 +199,7 @@ class Simulation(Experiment):
     def with_all_data(
         self, event: Round, after: Progress, up: Uploads | None, models: Params, sent: Mapping[int, Download]
     ) -> Round:
-        """An event with what only somebody sees who has all data; `models` are the participants', `sent` is what they were sent."""
+        """An event completed by what needs all data; `models` are the participants' models, `sent` is what they were sent."""
         is_last = is_over(self.config, after)
         p, estimate = self.distributions(event.participants, models)
         return replace(
@@ -214,7 +212,7 @@ class Simulation(Experiment):
         )
 
     def _update(self, visited: Visited, stack: Params, row: int) -> Update:
-        """What a client answers beside its model, and what it keeps: as it trained it, whatever it sends."""
+        """What a client sends besides its model, and what it keeps: its model as trained, even if it sends another."""
         own = {n: stack[n][row].clone() for n in self.kept_names}
         return Update(
             client=visited.client,
@@ -231,7 +229,7 @@ class Simulation(Experiment):
         return {n: own[n] if own else initial for n, initial in self.local_statistics.items()}
 
     def _tamper(self, updates: list[Update], stack: Params) -> None:
-        """Adversaries send something else than what they trained; they keep that for themselves."""
+        """Replace the models that adversaries send; they keep the ones that they trained."""
         for row, client in enumerate(update.client for update in updates):
             if client in self.adversaries:
                 trained = {name: w[row] for name, w in stack.items()}
@@ -241,7 +239,7 @@ class Simulation(Experiment):
                 updates[row] = replace(updates[row], extras=self.adversaries[client].claim(updates[row].extras))
 
     def _uploaded(self, opened: OpenRound, stack: Params) -> Params:
-        """The clients' models as they upload them, blurred where they are told to: those that stay with them are not changed."""
+        """The clients' models as they upload them, blurred if `privacy.norms` says so; what clients keep is not blurred."""
         models = {name: stack[name] for name in self.guard.model}
         dial, weight = self.config.privacy.dial(), self.task.output_weight
         if dial.norms == "exact" or not opened.asked:
@@ -256,13 +254,13 @@ class Simulation(Experiment):
     # --- measuring
 
     def _measure_received(self, progress: Progress, is_tuned: bool = False) -> dict[int, Score]:
-        """Scores of the models that clients have on receipt; tuned, after their passes before the test."""
+        """Scores of the models that clients have on receipt; `is_tuned`: after their passes before the test."""
         candidates = [Candidate(self.visit(c, progress.kept.get(c, {})), is_tuned=is_tuned) for c in self.evaluated]
         scores = self.engine.measure(candidates, progress.round + 1, progress.server)
         return dict(zip(self.evaluated, scores, strict=True))
 
     def _measure(self, opened: OpenRound, trained: Mapping[int, Params]) -> None:
-        """Measure the models just trained, by participant, and those that clients have on receipt from now on."""
+        """Measure the models just trained, and those that clients receive from now on."""
         if not self.is_tuned:
             opened.measured("trained", self._measure_trained(opened, trained))
         after = opened.progress
@@ -271,7 +269,7 @@ class Simulation(Experiment):
             opened.measured("trained", self._measure_received(after, is_tuned=True))
 
     def _measure_trained(self, opened: OpenRound, trained: Mapping[int, Params]) -> dict[int, Score]:
-        """Scores of the models just trained, and of kept ones that were trained in a round without evaluation."""
+        """Scores of the models just trained, and of models that clients keep from a round without evaluation."""
         evaluated, kept, known = set(self.evaluated), opened.kept, opened.trained
         models = {client: model for client, model in trained.items() if client in evaluated}
         if self.has_own_models:
@@ -296,7 +294,7 @@ class Simulation(Experiment):
         return {c: (len(shard.test), len(shard.validation)) for c, shard in shards.items()}
 
     def distributions(self, participants: Sequence[int], stack: Params) -> tuple[Tensor, Tensor]:
-        """The participants' true class distributions and those read from their uploaded output layers."""
+        """The participants' true class distributions, and those read from their uploaded output layers."""
         name = self.task.output_weight
         stays = bool(self.guard.model) and name in self.kept_names and name not in self.guard.model
         if not participants or stays:
@@ -306,7 +304,7 @@ class Simulation(Experiment):
         )
 
     def leaks(self, up: Uploads, sent: Mapping[int, Download]) -> dict[str, Leak]:
-        """How near a server's estimates from these uploads come to the participants' class counts."""
+        """How close a server's estimates from these uploads are to the participants' class counts."""
         counts = np.stack([self.federation.class_counts(c) for c in up.clients])
         got = [sent[c].models[0] for c in up.clients if len(sent[c].models) == 1]
         whole = len(got) == len(up.clients) and all(
@@ -324,7 +322,7 @@ class Simulation(Experiment):
     # --- after the last round
 
     def spent(self, rounds: int) -> Spent | None:
-        """What the first rounds cost each client; who takes part when is a function of the seed alone."""
+        """The privacy cost of the first rounds for each client; who takes part depends on the seed alone."""
         privacy = self.config.privacy.samples()
         if privacy is None:
             return None
@@ -337,11 +335,12 @@ class Simulation(Experiment):
         return dp.spent(privacy, visits, train.batch_size, train.epochs)
 
     def complete(self, progress: Progress) -> Progress:
-        """In a simulation progress has what the clients keep."""
+        """The same: in a simulation, progress has everything that clients keep."""
         return progress
 
+    @one_compute_thread()
     def welcome(self, progress: Progress) -> Newcomers | None:
-        """Measure the models that clients get which never took part."""
+        """Measure the models of clients that never took part."""
         if not self.newcomers:
             return None
         scores = {}
@@ -354,14 +353,16 @@ class Simulation(Experiment):
             scores[kind] = right / max(1, sum(len(self.federation.shards[c].test) for c in self.newcomers))
         return Newcomers(self.newcomers, scores["histogram"], scores["uniform"])
 
+    @one_compute_thread()
     def newcomer_model(self, progress: Progress, class_counts: Sequence[float] | None) -> Params:
-        """The model of somebody who never took part, from its label histogram or without."""
+        """The model of a client that never took part, made with or without its label histogram."""
         counts = None if class_counts is None else mixing.histogram(class_counts, self.task.classes).tolist()
         model = self.completed(self.algorithm.newcomer(progress.server, counts))
         return model if counts is None else self.algorithm.predictor(model, counts, self.task)
 
+    @one_compute_thread()
     def final_model(self, progress: Progress, client: int) -> Params:
-        """A client's personal model, complete: of the phase on which the algorithm is reported."""
+        """A client's complete personal model, of the phase on which the algorithm is reported."""
         kept = progress.kept.get(client, {})
         model = self.own_model(kept, self._counts(client))
         if model is None:
@@ -370,12 +371,12 @@ class Simulation(Experiment):
         return {name: w for name, w in model.items() if not models.attached(self.template, name)}
 
     def final_models(self, progress: Progress) -> FinalModels:
-        """Every client's personal model, each made when its turn comes."""
+        """Every client's personal model; each is made when it is needed."""
         models = ((client, self.final_model(progress, client)) for client in range(self.clients))
         return FinalModels(self.clients, nbytes(self.initial) * self.clients, models)
 
     def manifest(self) -> dict[str, Any]:
-        """Under what circumstances the run is made."""
+        """The circumstances of the run."""
         about, shape = self.federation.data, self.federation.shape
         return manifest.manifest(
             seed=self.config.run.seed,
@@ -413,5 +414,5 @@ class Simulation(Experiment):
         self._shelf.clear()
 
     def reopen(self) -> None:
-        """After `close`: an engine that makes models, one after the other."""
+        """After `close`: start an engine again, to make models."""
         self.engine = engine.choose(self.job(self.federation, self.devices[0]), Choice("loop"))

@@ -19,7 +19,7 @@ for _name, _value in {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray will do anyway, without its word about it
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray will do anyway; this avoids its warning
 }.items():
     os.environ.setdefault(_name, _value)
 
@@ -42,7 +42,7 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        """Import on first use: a node need not wait for the server's code, nor the gate for torch."""
+        """Import on first use: a node does not need the server's code, nor the gate torch."""
         if name not in _PLACES:
             raise AttributeError(f"module 'cwfed.flower' has no attribute {name!r}")
         return getattr(import_module(f"cwfed.flower.{_PLACES[name]}"), name)

@@ -1,8 +1,8 @@
 """A node's own account of what differential privacy has cost its samples: on its disk, over all rounds, runs and restarts.
 
-The server cannot be asked to keep it: it is the one from whom the samples are protected. Every training is entered before it
-begins, so before anything of it can be sent; one that is asked for again has new noise and costs again. What was spent is that of all
-runs that use this folder. Who removes the file begins at 0, and what was sent before is no longer counted.
+The server cannot keep it, because the samples are protected from the server. Every training is entered before it begins, so before
+anything of it can be sent. A training that is repeated has new noise and costs again. The account covers all runs that use this folder; if
+the file is removed, it starts at 0, and what was sent before is no longer counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cwfed.privacy.noise import Numbers, SystemDraws
 
 FILE = "privacy-account.json"
 DELTA = 1e-5
-"""A node's own budget is for this delta, or for the plan's where that is smaller: the plan is the server's."""
+"""A node's own budget is for this delta, or for the plan's if that is smaller, as the plan comes from the server."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Account:
     privacy: SamplePrivacy
     """What the plan asks for."""
     plan_budget: float = 0.0
-    """The largest epsilon that the plan allows (`privacy.dp_budget`); 0 is any."""
+    """The largest epsilon that the plan allows (`privacy.dp_budget`); 0: any."""
     own_budget: float = 0.0
-    """The same as this node's operator wants it."""
+    """The largest epsilon that this node's operator allows; 0: any."""
 
     def charge(self, rate: float, steps: int, data: str, classes: int) -> float | None:
-        """Enter a training of so many steps on these data; epsilon after it, None where there is no bound.
+        """Enter a training of so many steps on these data; returns epsilon after it, None if there is no bound.
 
-        RunError where that would be beyond a budget: then nothing is entered, and nothing may be trained.
+        RunError if that would exceed a budget; then nothing is entered, and the training must not begin.
         """
         with self._changed() as book:
             self._enter(book["trained"], rate, steps)
@@ -57,7 +57,7 @@ class Account:
         return epsilon
 
     def sentence(self, epsilon: float | None) -> str:
-        """Where the account is, for the node's operator."""
+        """The state of the account in words, for the node's operator."""
         if epsilon is None:
             return "privacy.dp_noise = 0: the samples of this node have no differential privacy"
         budgets = [budget for budget in (self.plan_budget, self.own_budget) if budget]
@@ -65,7 +65,7 @@ class Account:
         return f"epsilon {epsilon:.2f}{of} is spent (delta {self.privacy.delta:g}; account: {self.folder / FILE})"
 
     def noise_of(self, data: str) -> Callable[[int], Numbers]:
-        """The noise of the histogram of these data, by the number of classes; drawn and entered where there is none yet."""
+        """A function from the number of classes to the noise of these data's histogram, which is drawn and entered once."""
 
         def remembered(classes: int) -> Numbers:
             with self._changed() as book:
@@ -80,7 +80,7 @@ class Account:
             trained.append([self.privacy.noise, rate, steps])
 
     def _histogram(self, book: dict[str, Any], data: str, classes: int) -> dict[str, Any]:
-        """The noise that belongs to these data and this epsilon. Other data with the same noise would show the difference."""
+        """The noise for these data and this epsilon. The same noise for other data would reveal the difference between both."""
         epsilon = self.privacy.histogram
         key = hashlib.sha256(f"{data} {epsilon!r} {classes}".encode()).hexdigest()
         kept: dict[str, dict[str, Any]] = book["histograms"]
@@ -97,12 +97,12 @@ class Account:
         if epsilon > budget:
             raise RunError(
                 f"the privacy budget is spent: this round would bring epsilon to {epsilon:.2f} (delta {delta:g}), and "
-                f"{where} is {budget:g}; the client takes no further part"
+                f"{where} is {budget:g}; the client does not train any more"
             )
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
-        """The book, which is on disk again when the block is left; unchanged where the block raises."""
+        """The account's table, which is written when the block ends, and not if the block raises an error."""
         path = self.folder / FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,12 +121,12 @@ class Account:
             return {"trained": [], "histograms": {}, "epsilon": 0.0, "delta": self.privacy.delta}
         book = files.read_table(path)
         if not isinstance(book.get("trained"), list) or not isinstance(book.get("histograms"), dict):
-            raise RunError(f"{path} is no privacy account: put the one back that was there")
+            raise RunError(f"{path} is not a privacy account: restore the original file")
         return book
 
 
 def spent(book: dict[str, Any], delta: float) -> float | None:
-    """Epsilon of all that is in a book; None is without bound."""
+    """Epsilon of everything in an account's table; None: without bound."""
     trained = tuple((noise, rate, steps) for noise, rate, steps in book["trained"])
     histograms = sum(kept["epsilon"] for kept in book["histograms"].values())
     epsilon = dp.dp_sgd_epsilon(trained, delta)

@@ -1,10 +1,11 @@
-"""Bells between the processes of a server, and of a node: who waits for another one is woken, and need not ask again and again.
+"""Bells: wake-up signals between the processes of a server, or of a node, so that a waiting process need not poll.
 
-`messages` is rung by the server when it has sent messages, and heard by the gate, where nodes wait for them; `answers` by the gate when all of an answer has come
-in, with the number of the message that it answers, and heard by the server. At a node `work` is rung by the SuperNode when it has stored a message, and heard by its helper.
+    messages   the server rings when it has sent messages; the gate listens, at which nodes wait for them
+    answers    the gate rings when all parts of an answer have arrived, with the number of the message; the server listens
+    work       a SuperNode rings when it has stored a message; its helper listens
 
-A bell is a named pipe, its owner's alone, in a folder that the processes find in their environment. That one was rung is a hint and nothing more: where there is no
-bell, or nobody hears it, who waits looks now and then.
+A bell is a named pipe that only its owner can use, in a folder named by an environment variable. It is only a hint: without a bell, or if
+the signal is missed, a waiting process polls at longer intervals.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Literal, TypeAlias
 Bell: TypeAlias = Literal["messages", "answers", "work"]
 
 FOLDER = "CWFED_BELLS"
-"""The environment variable that says where they are."""
+"""The environment variable with the folder of the bells."""
 
 
 def hang(which: Bell) -> int | None:
-    """A file that can be read when the bell was rung; None where there is none, or can be none."""
+    """Create a bell to listen to: a file descriptor that is readable after a ring; None if that is not possible here."""
     if not (folder := os.environ.get(FOLDER)) or sys.platform == "win32":
         return None
     path = Path(folder) / which
@@ -30,13 +31,15 @@ def hang(which: Bell) -> int | None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK)  # a writer's end, too: it is never at its end
-    except OSError:  # a disk that has no pipes
+        return os.open(
+            path, os.O_RDWR | os.O_NONBLOCK
+        )  # also open for writing, so that reading never meets the end of the file
+    except OSError:  # a file system without pipes
         return None
 
 
 def ring(which: Bell, word: str = "!") -> None:
-    """Never waits: that a bell is not heard, or has been rung too often, is no reason to stop."""
+    """Ring a bell, without waiting and without errors: it does not matter if nothing listens, or if the pipe is full."""
     if folder := os.environ.get(FOLDER):
         with suppress(OSError):
             bell = os.open(Path(folder) / which, os.O_WRONLY | os.O_NONBLOCK)
@@ -47,7 +50,7 @@ def ring(which: Bell, word: str = "!") -> None:
 
 
 def heard(bell: int) -> set[str]:
-    """What was said since the last time."""
+    """The words of all rings since the last call."""
     with suppress(BlockingIOError):
         return set(os.read(bell, 65536).decode(errors="replace").split())
     return set()

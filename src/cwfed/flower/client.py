@@ -1,8 +1,8 @@
-"""The client's side of a federation: a Flower ClientApp that does one client's work, as the simulator's loop does it.
+"""The client's side of a federation: a Flower ClientApp that does one client's work, in the same way as the simulator's loop.
 
-A node answers three messages. `query`: who are you, what are your data like? `train`: here is your model, train it.
-`evaluate`: here is your model, how good is it? What a client keeps (its own model where the algorithm wants one,
-running statistics, its personal model) is on its own disk; nothing of its data leaves but what the algorithm sends.
+A node answers three messages: `query` (who are you, what are your data like?), `train` (train this model) and `evaluate` (how good is
+this model?). What a client keeps (its own model if the algorithm wants one, running statistics, its personal model) is on its own disk.
+Only what the algorithm sends leaves the node.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cwfed.flower.work import Worker
 log = logging.getLogger("cwfed.flower")
 
 RUN = re.compile("[0-9a-f]{16}")
-"""What the server calls a federation."""
+"""The form of the server's name for a federation."""
 
 WorkerOf: TypeAlias = Callable[[int, str], Worker]
-"""(client, federation) -> who does its work."""
+"""A function from (client, federation) to the `Worker` that does its work."""
 
 
 def describe(site: Site, worker: Worker, client: int) -> RecordDict:
-    """What a node says of itself: nothing of its labels, unless it wants to."""
+    """What a node tells about itself; its label histogram only if its operator wants that."""
     federation = worker.federation
     hello: dict[str, Any] = {
         "name": site.name,
@@ -57,13 +57,13 @@ def describe(site: Site, worker: Worker, client: int) -> RecordDict:
 
 
 def sizes_of(worker: Worker, client: int) -> dict[str, Any]:
-    """How many samples a client has for what."""
+    """How many training, test and validation samples a client has."""
     shard = worker.federation.shards[client]
     return dict(zip(SIZES, (len(shard.train), len(shard.test), len(shard.validation)), strict=True))
 
 
 def with_news(content: RecordDict, order: Order, site: Site, worker: Worker) -> RecordDict:
-    """An answer, with what the node says of itself where its data are no longer those that the server knows of."""
+    """An answer; the node describes itself again in it if the server's numbers of samples are out of date."""
     sizes = sizes_of(worker, order.client)
     if any(order.told.get(name) != sizes[name] for name in SIZES):
         content["hello"] = describe(site, worker, order.client).config_records["hello"]
@@ -76,8 +76,8 @@ def client_app(
 ) -> ClientApp:
     """A Flower ClientApp for the plan in its run config (or for this one).
 
-    `data` says what this node is. Without it its node config does: name="clinic-3" path="/data/clinic-3" (and
-    data="imagefolder" or another kind of source, state="/var/lib/cwfed"). `mods` see the training messages.
+    `data` describes this node. Without it, the node config does: name="clinic-3" path="/data/clinic-3" (and data="imagefolder" or another
+    kind of source, state="/var/lib/cwfed"). `mods` are applied to the training messages.
     """
 
     def worker_of(context: Context) -> tuple[Site, WorkerOf]:
@@ -89,11 +89,11 @@ def client_app(
 
 
 def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequence[Mod]) -> ClientApp:
-    """The app that answers the three messages with the workers that it is given."""
+    """The app that answers the three messages, with a worker for each."""
     app = Wrapping()
 
     def answer(message: Message, context: Context, work: Callable[[Site, WorkerOf], RecordDict]) -> Message:
-        """An error the user can fix goes to the server as a sentence, not as a traceback."""
+        """Answer a message; an error that the user can fix goes to the server as a sentence."""
         if _is_node(context):
             logs.show()
         try:
@@ -149,7 +149,7 @@ def make_app(worker_of: Callable[[Context], tuple[Site, WorkerOf]], mods: Sequen
 
 
 class Wrapping(ClientApp):
-    """An app whose functions and mods see a message as it was before it was wrapped for the way; its answer goes back as the message came."""
+    """An app that unwraps a message for its functions and mods, and wraps the answer if the message was wrapped (`wire.wrapped`)."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
@@ -163,7 +163,7 @@ class Wrapping(ClientApp):
 
 
 class _Problem(Exception):
-    """A client has no update to send."""
+    """Carries a reply without an update past the mods."""
 
     def __init__(self, reply: Message) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _Problem(Exception):
 
 
 def stop_at_problems(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The innermost mod: an answer without an update is nothing for mods, which expect one."""
+    """The innermost mod: a reply without an update must not reach other mods, which expect one."""
     reply = call_next(message, context)
     if "problem" in reply.content.config_records:
         raise _Problem(reply)
@@ -179,7 +179,7 @@ def stop_at_problems(message: Message, context: Context, call_next: ClientAppCal
 
 
 def past_the_mods(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The outermost one: such an answer goes to the server as it is."""
+    """The outermost mod: such a reply goes to the server as it is."""
     try:
         return call_next(message, context)
     except _Problem as problem:
@@ -195,7 +195,7 @@ def clip_if_told(message: Message, context: Context, call_next: ClientAppCallabl
 
 @dataclass(frozen=True)
 class Order:
-    """What a node is told to do: for which client, of which federation, in which round."""
+    """What a node is asked to do: for which client, of which federation, in which round."""
 
     client: int
     round: int
@@ -206,7 +206,7 @@ class Order:
 
     @classmethod
     def read(cls, content: RecordDict) -> Order:
-        """From a message. A node does not trust the server, either: a run is named by digits, never by a path."""
+        """Read a message. A node does not trust the server: the name of a run must be digits, as it becomes a part of a path."""
         told = wire.texts(content, "told")
         client, round_, accepted, run = (told.get(name) for name in ("client", "round", "accepted", "run"))
         if not (isinstance(client, int) and isinstance(round_, int) and isinstance(accepted, int)):
@@ -219,5 +219,5 @@ class Order:
 
 
 def _is_node(context: Context) -> bool:
-    """Whether somebody reads the log of this node alone, as in a simulation nobody does."""
+    """Whether this is a deployed node, whose log its operator reads, and not a client of a simulation."""
     return "name" in context.node_config

@@ -1,8 +1,8 @@
-"""What a node finds first under the name `flwr-clientapp`: it has the node's fork server do the work (`fork_server.py`).
+"""Takes the place of Flower's program `flwr-clientapp` at a node: it lets the node's fork server do the work (`fork_server.py`).
 
-Started for every message, by a bare Python (`-I -S`): so it imports next to nothing, and nothing of cwfed. To whoever started
-it, it is the program that works: same output, same exit code, signals reach the work, and it does not outlive it. Where no fork
-server answers it becomes the real program.
+It is started for every message, by a bare Python (`-I -S`), so it imports almost nothing, and nothing of cwfed. For the process that
+started it, it behaves like the real program: same output, same exit code, signals are passed on, and it ends with the work. If no fork
+server answers, it becomes the real program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 def connect(folder: str) -> socket.socket:
-    """To the fork server of this folder; relative, since the path of a socket has 107 bytes at most."""
+    """A connection to the fork server of this folder. The path is relative, since that of a socket has at most 107 bytes."""
     here = os.open(".", os.O_RDONLY)
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -36,7 +36,7 @@ def connect(folder: str) -> socket.socket:
 
 
 def send_request(connection: socket.socket, arguments: list[str]) -> None:
-    """All that a process gets from who starts it: arguments, environment, folder, open files."""
+    """Send everything that a process gets when it is started: arguments, environment, folder, open files."""
     asked = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     text = json.dumps(asked).encode()
     socket.send_fds(connection, [len(text).to_bytes(8, "big")], [0, 1, 2])
@@ -46,31 +46,31 @@ def send_request(connection: socket.socket, arguments: list[str]) -> None:
 def exit_like(status: int) -> NoReturn:
     """End as the work ended: with its exit code, or killed by the same signal."""
     if status < 0:
-        with suppress(OSError):  # what is to be done at SIGKILL cannot be chosen
+        with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status & 255)
 
 
 def main(folder: str, program: str, *arguments: str) -> NoReturn:
-    """Have a child of the fork server work, or else work oneself."""
+    """Let a child of the fork server do the work; without one, become the real program."""
     try:
         connection = connect(folder)
         send_request(connection, list(arguments))
-        if not connection.recv(1):  # said by the child itself: without it there is none, and there will be none
+        if not connection.recv(1):  # the child itself says that it works; without that there is no child
             raise ConnectionResetError
     except OSError:
         print(f"{FALLBACK}, which takes longer", file=sys.stderr, flush=True)
         os.execv(program, [program, *arguments])
 
     def forward(number: int, _: object) -> None:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the child has just ended
             connection.send(bytes([number]))
 
     for number in FORWARDED:
         signal.signal(number, forward)
     said = connection.recv(2)
-    if not said:  # the fork server was killed meanwhile, and nobody can say how the work ended
+    if not said:  # the fork server was killed meanwhile: how the work ended is unknown
         os._exit(1)
     exit_like(int.from_bytes(said, "big", signed=True))
 

@@ -1,8 +1,8 @@
 """`cwfed flower deploy`: the folders of a real federation, one for its server and one for every node.
 
-authority/      the keys that everything rests on: ca.key (certificates), app.key (signs the app). Not for the server.
+authority/      the secret keys: ca.key (certificates), app.key (signs the app). Keep them away from the server.
 server/         server.toml, ca.crt, server.crt, server.key, app/, signatures/, nodes/ (public keys)
-nodes/NAME/     node.toml, ca.crt, trusted.yaml (who signs apps). No secret: the node makes its own key.
+nodes/NAME/     node.toml, ca.crt, trusted.yaml (whose signatures of apps count). No secret: the node makes its own key.
 compose.yaml    the same in containers, made with the Dockerfile beside it
 """
 
@@ -23,7 +23,7 @@ from cwfed.flower.project import bundle_of
 from cwfed.flower.service import NodeSettings, Server, ServerSettings, check_name
 
 CONTROL = 9093
-"""The port of the loopback on which the SuperLink listens, unless another is chosen."""
+"""The default port on the loopback on which the SuperLink listens."""
 
 DOCKERFILE = f"""FROM python:3.11-slim
 RUN pip install "cwfed[flower]=={cwfed.__version__}"
@@ -99,7 +99,7 @@ def _write_toml(path: Path, table: dict[str, object]) -> None:
 
 
 def _compose(nodes: list[str]) -> str:
-    """All in containers, for one machine or to be taken apart; JSON, which is YAML."""
+    """The services as containers, for one machine or to be distributed; JSON, which is YAML."""
 
     def service(command: str, folder: str) -> dict[str, object]:
         return {

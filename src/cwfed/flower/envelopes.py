@@ -1,7 +1,7 @@
-"""Messages of many clients in one: what a simulation hands to a worker, and what comes back from it.
+"""Envelopes: the messages of many clients in one, which a simulation hands to a worker and gets back from it.
 
-A message through Flower's engine and Ray costs milliseconds, whatever it holds. So those of several clients go in an envelope, and
-tensors that they have in common are in it once. Who opens it answers each message as if it had come alone.
+A message through Flower's engine and Ray costs milliseconds, whatever its content. So the messages of several clients go in one envelope, in
+which common tensors are stored once. The worker answers each message as if it had come alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cwfed.flower.plan import FederationSection
 from cwfed.flower.post import Post, message_to
 
 EACH = 4
-"""Envelopes a worker: who is done sooner takes the next one, and the server reads the first answers while others work."""
+"""Envelopes per worker: a worker that is done takes the next one, and the server reads the first answers while others work."""
 LARGEST = 2**26
-"""Bytes of models in an envelope, unless it is that of one client."""
+"""The most bytes of models in an envelope with more than one client."""
 LOOK = 0.1
-"""Seconds until Flower's engine looks for messages, where nobody tells it that there is one."""
+"""Seconds until Flower's engine looks for messages if it is not told that there is one."""
 
 
 class Envelope(RecordDict):
@@ -48,7 +48,7 @@ def inside(content: RecordDict) -> list[Message]:
 def seal(messages: Sequence[Message], workers: int) -> list[Message]:
     """Put messages of one kind into envelopes, each of which goes to the node of its first client.
 
-    Every envelope has much work and little, so that all take about as long.
+    Long and short tasks are spread evenly, so that all envelopes take about the same time.
     """
     if not messages:
         return []
@@ -80,7 +80,7 @@ def _size(message: Message) -> int:
 
 
 def answer(app: ClientAppCallable, message: Message, context: Context) -> Message:
-    """What an app says to a message, which may be an envelope: what goes wrong with one client is that client's."""
+    """An app's answer to a message, which may be an envelope; an error in it belongs to one client."""
     if not isinstance(message.content, Envelope):
         return app(message, context)
     return Message(Envelope([_answer(app, each, context) for each in inside(message.content)]), reply_to=message)
@@ -99,14 +99,14 @@ def _answer(app: ClientAppCallable, message: Message, context: Context) -> Messa
 
 
 def unseal(sent: Message, reply: Message) -> list[Message]:
-    """The answers to the messages in an envelope; an error of the whole is one of each."""
+    """The answers to the messages in an envelope; an error of the envelope is an error of each."""
     if reply.has_error():
         return [Message(reply.error, reply_to=message) for message in inside(sent.content)]
     return inside(reply.content)
 
 
 class EnvelopePost(Post):
-    """Messages to the virtual nodes of a simulation, in envelopes. Nobody looks for messages or answers before there are any."""
+    """Messages to the virtual nodes of a simulation, in envelopes; both sides are woken, so that none polls."""
 
     def __init__(self, federation: FederationSection, workers: Callable[[], int]) -> None:
         super().__init__(federation)
@@ -134,10 +134,10 @@ class EnvelopePost(Post):
         self._answered.clear()
 
     def listen(self, grid: Grid) -> None:
-        """Have Flower's engine told when there is a message, and be told when there is an answer.
+        """Wake Flower's engine when there is a message, and be woken when there is an answer.
 
-        Ten times a second the engine checks every message that is under way once for every node, delivered or not: with 100 nodes
-        that takes a third of a core. Here nodes that nothing waits for are passed over, and the first look waits for a message.
+        Ten times a second the engine checks every message under way, once for every node, delivered or not: with 100 nodes that takes a
+        third of a core. Here nodes without a message are skipped, and the first check waits for a message.
         """
         state = grid.state  # type: ignore[attr-defined]  # of the grid that Flower's engine has
         look, store = state.get_message_ins, state.store_message_res

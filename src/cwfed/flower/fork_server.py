@@ -1,16 +1,16 @@
-"""A node's work without waiting for torch: a process that has imported everything forks one child for each message.
+"""Saves a node the time to import torch for every message: a process that has imported everything forks a child for each message.
 
 Flower's SuperNode starts a program, `flwr-clientapp`, for every message, and that imports torch before it can do anything. Here
 
     python -P -m cwfed.flower.fork_server FOLDER flower-supernode ...
 
-is the same SuperNode (Flower's own function, with shorter waits: `waits.py`) with a folder of ours first on its PATH, in which `flwr-clientapp` is
-`clientapp_shim.py`, and beside it the fork server, which the shim reaches through a socket in that folder. The folder is its owner's alone (mode 700). `flower-superexec`,
-the helper that starts a program for a message, is found there too: Flower's own function, woken when there is a message.
+runs the same SuperNode (Flower's own function, with shorter waits: `waits.py`), with a folder first on its PATH that only its owner may use (mode
+700). In it `flwr-clientapp` is `clientapp_shim.py`, which reaches the fork server through a socket there. `flower-superexec`, the helper that starts
+a program for each message, is in it too: Flower's own function, which is woken when there is a message.
 
-One process for each message stays, as Flower has it: it begins where an interpreter stands after its imports, runs Flower's
-own `flwr-clientapp`, and leaves nothing to the next one. Every process ends with the node, also where that is killed: the
-SuperNode holds one end of a pipe, which closes with it (`life`), and the fork server looks at the other.
+There is still one process per message, as in Flower: it starts with the imports done, runs Flower's own `flwr-clientapp`, and leaves nothing to the
+next one. Every process ends with the node, even if that is killed: the SuperNode holds one end of a pipe (`life`), and the fork server
+notices when it is closed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from cwfed.flower import bell, clientapp_shim
 
 PROGRAM, SUPERNODE, HELPER = "flwr-clientapp", "flower-supernode", "flower-superexec"
 WAITS = "cwfed.flower.waits"
-"""A module that imports Flower, which the shim's own process has no need of."""
+"""The module `waits.py`, by name: it imports Flower, which the shim's own process does not need."""
 PRELOADED = ("flwr.supernode.cli", "cwfed.flower.client", "threadpoolctl")
 SOONEST, LATEST = 5.0, 600.0
-"""Seconds until a fork server that has died is started again: twice as long every time, up to the latter."""
+"""Seconds until a fork server that has ended is started again: the first time, and the most; they double every time."""
 STAYS = 60.0
-"""Seconds after which it counts as running."""
+"""Seconds after which a fork server counts as running, so that the waits begin anew."""
 CANNOT = 3
-"""The exit code of a fork server that will never do."""
+"""The exit code of a fork server that cannot work on this machine."""
 
 
 def main(folder: Path, *supernode: str) -> NoReturn:
@@ -72,7 +72,7 @@ def main(folder: Path, *supernode: str) -> NoReturn:
 
 
 def install(folder: Path, name: str, *words: str) -> None:
-    """What is found under this name in the folder: a program that becomes another one."""
+    """Put a program of this name into the folder that becomes the program `words`."""
     shim = folder / name
     shim.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     shim.chmod(0o700)
@@ -82,7 +82,7 @@ def install(folder: Path, name: str, *words: str) -> None:
 
 
 def keep(folder: str, life: int) -> None:
-    """Have a fork server as long as the node lives; one that dies, as when memory is short, is started again."""
+    """Run a fork server for as long as the node lives; one that dies, for example when memory is short, is started again."""
     pause = SOONEST
     while True:
         began = time.monotonic()
@@ -97,7 +97,7 @@ def keep(folder: str, life: int) -> None:
 
 
 def work(folder: str, life: int) -> None:
-    """Be the fork server; comes back in a child only, when that has done its work."""
+    """Be the fork server. Returns only in a child, when that has done its work."""
     os.environ["OPENBLAS_NUM_THREADS"] = (
         "1"  # numpy's library starts its threads when it is imported: a child's are its own
     )
@@ -107,14 +107,14 @@ def work(folder: str, life: int) -> None:
         print("no fork server: a library has started threads when it was imported", file=sys.stderr, flush=True)
         sys.exit(CANNOT)
     gc.collect()
-    gc.freeze()  # children do not look at, and so not copy, what was imported
+    gc.freeze()  # so that the garbage collector of a child does not touch, and copy, imported memory
     if request := requests(listener, life):
         answer(request)
 
 
 def listen(folder: str) -> socket.socket:
     """The socket of this folder."""
-    os.chdir(folder)  # and stay: a child goes where it is told
+    os.chdir(folder)  # for good; a child changes to its own folder
     Path("socket").unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("socket")
@@ -123,7 +123,7 @@ def listen(folder: str) -> socket.socket:
 
 
 def preload() -> None:
-    """Import what answering a message needs, and do nothing else: no thread, no open file, nothing random."""
+    """Import what answering a message needs, and nothing else: no thread, no open file, no random numbers."""
     for name in PRELOADED:
         import_module(name)
     import_module(WAITS).ask_sooner()
@@ -142,7 +142,7 @@ class Request:
 
     @classmethod
     def read(cls, connection: socket.socket) -> Request | None:
-        """None where who asked is gone."""
+        """Read a request; None if its sender has ended."""
         text, files = b"", list[int]()
         with suppress(OSError):
             head, files, _, _ = socket.recv_fds(connection, 8, 3)
@@ -159,7 +159,7 @@ class Request:
 
 
 def requests(listener: socket.socket, life: int) -> Request | None:
-    """Fork for each request, and tell shims how children ended, until the node ends; what a child has to do."""
+    """Fork for each request, and tell shims how children end, until the node ends. In a child it returns the request."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -172,7 +172,7 @@ def requests(listener: socket.socket, life: int) -> Request | None:
         while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             with children.pop(ended[0]) as connection, suppress(OSError):
                 connection.send(os.waitstatus_to_exitcode(ended[1]).to_bytes(2, "big", signed=True))
-        if life in ready:  # nobody is left who could take an answer
+        if life in ready:  # the node has ended
             for child in children:
                 os.kill(child, signal.SIGKILL)
             return None
@@ -210,7 +210,7 @@ def answer(request: Request) -> None:
     os.environ.update(request.environment)
     os.chdir(request.folder)
     ThreadpoolController().select(internal_api="openblas").limit(limits=openblas_threads())
-    np.random.seed()  # all children would have the same numbers; torch's are the same in every new process
+    np.random.seed()  # children must not share random numbers; torch's are the same in every new process anyway
     sys.argv = [PROGRAM, *request.arguments]
     threading.Thread(target=heed, args=[request.connection], daemon=True).start()
     request.connection.send(b"!")
@@ -218,13 +218,13 @@ def answer(request: Request) -> None:
 
 
 def openblas_threads() -> int:
-    """As many as numpy has in a process of its own: sums are made of as many parts."""
+    """As many threads as numpy would have in a new process, so that sums are split in the same way."""
     said = [os.environ.get(f"{library}_NUM_THREADS", "") for library in ("OPENBLAS", "OMP")]
     return next((int(number) for number in said if number.isdecimal() and int(number)), len(os.sched_getaffinity(0)))
 
 
 def heed(connection: socket.socket) -> None:
-    """Pass on the signals that the shim gets; SIGKILL is the one that it cannot tell, but by being gone."""
+    """Raise the signals that the shim passes on; if the shim is gone, it was killed, and so this process ends."""
     main = (
         threading.main_thread().ident or 0
     )  # which is where Python sees to signals: it may be waiting for something

@@ -1,16 +1,17 @@
-"""The gate of a federation: the only door to the SuperLink, and only nodes fit through it.
+"""The gate of a federation: the public address of the SuperLink, which passes on the calls of nodes only.
 
-Flower's SuperLink serves everything on one port: what nodes need (/v1/fleet), and what starts runs and registers keys
-(/v1/control, /v1/runtime), for which Flower's free edition knows no accounts. So the SuperLink listens on the loopback, and
-the gate, at the public address, passes on the few calls of a SuperNode and nothing else. A node must still sign each
-of them with a registered key; that is checked behind the gate, by Flower.
+Flower's SuperLink serves everything on one port: what nodes need (/v1/fleet), and what starts runs and registers keys (/v1/control,
+/v1/runtime), for which Flower's free edition has no accounts. So the SuperLink listens on the loopback, and the gate, at the public
+address, passes on the few calls of a SuperNode and nothing else. A node must still sign each call with a registered key, which Flower checks
+behind the gate.
 
-Nodes that run only signed apps (`flower-supernode --trusted-entities`) expect the signatures with the app; the SuperLink
-has none for apps that do not come from Flower's hub. The gate adds those that lie in its folder. It cannot make any.
+Nodes that run only signed apps (`flower-supernode --trusted-entities`) expect signatures with the app. The SuperLink has none for apps that
+do not come from Flower's hub, so the gate adds those in its folder. It cannot make any.
 
-A SuperNode (flwr 1.41) that asks for messages and gets none sleeps for three seconds, which nobody can set. So the gate keeps one that asks waiting
-and asks again in its place, with its own signed request, until there is a message or `PATIENCE` is over: when the server rings (`bell.py`), and now and then. The other way
-round the server need not ask for answers all the time: the gate rings when all parts of one have gone through.
+A SuperNode (flwr 1.41) that asks for messages and gets none sleeps for three seconds, and that cannot be configured. So the gate does not answer
+at once if there is no message: it repeats the node's own signed request when the server rings (`bell.py`), and at intervals, until there
+is a message or `PATIENCE` seconds have passed. In the other direction, the gate rings when all parts of an answer have passed, so that
+the server need not poll for answers.
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ PASSED_ON = {
         )
     ),
 }
-"""All that a SuperNode with a registered key calls (flwr 1.41)."""
+"""All calls of a SuperNode with a registered key (flwr 1.41)."""
 MOST_BYTES = 32 * 2**20
-"""Of one request: Flower sends arrays in pieces of 5 MiB."""
+"""The most bytes of a request; Flower sends arrays in pieces of 5 MiB."""
 PATIENCE = 20.0
-"""Seconds that a node is kept waiting for a message: it hangs up after 30, and its signature is good for 300."""
+"""Seconds that a node is kept waiting for a message: it closes the connection after 30, and its signature is valid for 300."""
 PAUSE, WITHOUT_A_BELL, PER_NODE = 2.0, 0.5, 0.05
-"""Seconds between two questions in a waiting node's place while nobody rings: the first (the second where nobody can), or the last times the nodes that wait, so that the
-SuperLink is asked 20 times a second at most (with four nodes twice: at 20 a second it was nearly half a core, on a machine that has two)."""
+"""Seconds between two repeated requests for a waiting node if the bell does not ring: PAUSE (or WITHOUT_A_BELL if there is no bell), but at least
+PER_NODE times the number of waiting nodes, so that the SuperLink gets at most 20 requests a second. (With four nodes it gets two; 20 a second
+took nearly half a core on a machine with two.)"""
 MOST_ANSWERS = 10_000
-"""Of those that have begun to come in: a node may never send the rest of one."""
+"""The most answers that are incomplete: a node may never send the rest of one."""
 OWN_TO_A_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"host"}
 UNCODED = {b"content-encoding", b"content-length", b"transfer-encoding", b"connection", b"date", b"server"}
 
@@ -79,13 +81,13 @@ class Gate:
         self.superlink, self.signatures = superlink, signatures
         self.is_ending: Callable[[], bool] = lambda: False
         self._waiting: set[asyncio.Event] = set()
-        """For each node that is kept waiting, what is set when the bell was rung."""
+        """For each waiting node, an event that is set when the bell rings."""
         self._bell, self._is_heard = hung, False
         self._coming = Coming()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":  # nothing here talks both ways at once
+        if scope["type"] != "http":  # no websockets here
             return
         status, headers, body = await self._answer(scope, receive)
         headers.append((b"content-length", str(len(body)).encode()))
@@ -121,7 +123,7 @@ class Gate:
         return answer.status_code, headers, body
 
     async def _wait(self, answer: httpx.Response, receive: Receive) -> httpx.Response:
-        """Ask the same again until there is a message; a node that has hung up gets none, so that it is there when the node comes back."""
+        """Repeat a request until there is a message. It is not repeated for a node that has closed the connection, whose message would be lost."""
         self._listen()
         until = time.monotonic() + PATIENCE
         gone = asyncio.ensure_future(receive())
@@ -142,7 +144,7 @@ class Gate:
         return answer
 
     def _listen(self) -> None:
-        """Hear the bell from now on: there is a loop only once somebody has called."""
+        """Listen to the bell from the first request on, when the event loop exists."""
         if self._bell is not None and not self._is_heard:
             asyncio.get_running_loop().add_reader(self._bell, self._rung)
             self._is_heard = True
@@ -161,14 +163,14 @@ class Gate:
 
 
 class Coming:
-    """The answers of which parts are still to come."""
+    """The incomplete answers, of which parts are still to come."""
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[str, int]] = {}
-        """By the session in which they come: the message that is answered, and how many parts."""
+        """By session: the number of the message that is answered, and how many parts are missing."""
 
     def is_whole(self, path: str, asked: bytes, answer: bytes) -> str:
-        """After a call that went well: the number of the message whose answer is whole now, as its node says; "" where none is."""
+        """After a successful call: the number (as the node says) of the message whose answer is now complete; "" if none is."""
         with suppress(DecodeError, IndexError, KeyError):
             if path == SEND_ANSWER:
                 said, session = PushMessagesRequest.FromString(asked), PushMessagesResponse.FromString(answer)
@@ -189,17 +191,17 @@ class Coming:
 
 
 def is_empty(answer: httpx.Response) -> bool:
-    """Whether an answer is that there is no message."""
+    """Whether an answer says that there is no message."""
     return answer.status_code == 200 and not PullMessagesResponse.FromString(answer.content).messages_list
 
 
 def signatures_of(bundle: bytes, folder: Path) -> dict[str, str]:
-    """What is known of an app, by the name of who signed it, in the form that Flower's nodes read."""
+    """The signatures of an app, by signer, in the form that Flower's nodes read."""
     path = folder / f"{hashlib.sha256(bundle).hexdigest()}.json"
     if not path.exists():
         return {}
     signed: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    return signed | {"valid_license": "Valid"}  # what Flower calls an app that comes with signatures at all
+    return signed | {"valid_license": "Valid"}  # Flower expects this with every signed app
 
 
 def serve(public: str, control: int, keys: Path, signatures: Path) -> None:

@@ -1,4 +1,4 @@
-"""Keys and certificates of a federation: an authority, the server's certificate, a key a node, who signs the app.
+"""Keys and certificates of a federation: an authority, the server's certificate, a key for each node, and the key that signs the app.
 
 A node's key is an ordinary SSH key (ecdsa-sha2-nistp384), and so is the key that signs apps (ed25519).
 """
@@ -27,7 +27,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def certificates(folder: Path) -> None:
-    """ca.crt, server.crt and server.key for this machine's own addresses; the authority is good for nothing else."""
+    """Make ca.crt, server.crt and server.key for this machine's own addresses; the key of the authority is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
     key = authority(folder / "ca.crt")
     server_certificate(folder, key, LOOPBACK)
@@ -42,7 +42,7 @@ def authority(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def server_certificate(folder: Path, authority_key: ec.EllipticCurvePrivateKey, hosts: Iterable[str]) -> None:
-    """server.key, a new one, and server.crt, good for these names and addresses."""
+    """Make a new server.key, and server.crt for these names and addresses."""
     hosts, key = list(dict.fromkeys(hosts)), _key()
     made = _certificate(hosts[0], key.public_key(), AUTHORITY, authority_key, [_general(host) for host in hosts])
     write_private(folder / "server.key", key)
@@ -50,7 +50,7 @@ def server_certificate(folder: Path, authority_key: ec.EllipticCurvePrivateKey, 
 
 
 def days_left(certificate: Path) -> float:
-    """Until a certificate ends."""
+    """Days until a certificate expires."""
     ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
     return (ends - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
 
@@ -73,35 +73,35 @@ def write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The authority's key; CwfedError where it is none."""
+    """The authority's key in a file; CwfedError if there is none."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise CwfedError(f"{path} is no private key of an authority ({error})") from None
+        raise CwfedError(f"{path} is not the private key of an authority ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CwfedError(f"{path} is no private key of an authority of cwfed")
+        raise CwfedError(f"{path} is not the private key of an authority of cwfed")
     return key
 
 
 def public_key(path: Path) -> str:
-    """The line of a node's public key file, which must be one that Flower takes."""
+    """The line in a node's public key file; CwfedError unless it is a key that Flower accepts."""
     try:
         line = path.read_text(encoding="utf-8").strip()
         key = serialization.load_ssh_public_key(line.encode())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise CwfedError(
-            f"{path} is no public key ({error}): a node's operator makes one with cwfed flower key"
+            f"{path} is not a public key ({error}): a node's operator makes one with cwfed flower key"
         ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise CwfedError(f"{path} is a key of another kind: Flower's nodes need ECDSA, as cwfed flower key makes")
+        raise CwfedError(f"{path} is not an ECDSA key: Flower's nodes need one, as cwfed flower key makes it")
     return " ".join(line.split()[:2])  # without the comment
 
 
-# --- who answers for an app
+# --- signing apps
 
 
 def signing_key(path: Path) -> str:
-    """A new key that signs apps; the public one as a line, which nodes trust."""
+    """Make a key that signs apps; returns the public key as a line, for the nodes that trust it."""
     key = ed25519.Ed25519PrivateKey.generate()
     _write_secret(
         path,
@@ -118,16 +118,16 @@ def sign(bundle: bytes, path: Path) -> str:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise CwfedError(f"{path} is no key that signs apps ({error})") from None
+        raise CwfedError(f"{path} is not a key that signs apps ({error})") from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise CwfedError(f"{path} is no key that signs apps")
+        raise CwfedError(f"{path} is not a key that signs apps")
     now = int(datetime.datetime.now(datetime.UTC).timestamp())
     signature = key.sign(now.to_bytes(8, "big") + hashlib.sha256(bundle).digest())
     return json.dumps({"signed_at": now, "signature": base64.urlsafe_b64encode(signature).decode().rstrip("=")})
 
 
 def node_key(folder: Path, name: str) -> Path:
-    """A node's key pair in SSH's format; gives the private one, the public one has the ending .pub."""
+    """Make a node's key pair in SSH's format; returns the private key's file, beside which the public one ends with .pub."""
     folder.mkdir(parents=True, exist_ok=True)
     key, path = _key(), folder / name
     _write_secret(
@@ -146,7 +146,7 @@ def _key() -> ec.EllipticCurvePrivateKey:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    path.unlink(missing_ok=True)  # whatever rights a file had that is replaced
+    path.unlink(missing_ok=True)  # an existing file might have other permissions
     path.touch(mode=0o600)
     path.write_bytes(content)
 

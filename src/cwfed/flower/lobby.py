@@ -1,4 +1,4 @@
-"""Who is connected: nodes are asked who they are, and let in or left out, beside the rounds."""
+"""Asks new nodes who they are, and admits or refuses them, while the rounds go on."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from cwfed.flower.plan import short_hash
 from cwfed.flower.post import MOST_PAUSE, Post, message_to
 
 ASK_EVERY = 1.0
-"""Seconds between two looks at who is connected."""
+"""Seconds between two checks of which nodes are connected."""
 PATIENCE = 10.0
-"""Seconds, at least, that the others have to say who they are when enough nodes have: the first ones are numbered by name."""
+"""The least seconds that further nodes get to say who they are once enough nodes have, because the first clients are numbered by name."""
 LEFT_OUT_FOR = 60.0
-"""Seconds after which a node that was left out is asked again: it may have been put right."""
+"""Seconds after which a node that was left out is asked again, as it may have been corrected."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A node was asked who it is; nobody waits for it."""
+    """A question to a node who it is; the rounds do not wait for the answer."""
 
     message: Message
     until: float
-    """When it is asked again; an answer to this question is still listened to."""
+    """When it is asked again; an answer to this question still counts."""
 
     @property
     def node(self) -> int:
-        """Who was asked."""
+        """The node that was asked."""
         return self.message.metadata.dst_node_id
 
 
 class Lobby:
-    """Where nodes say who they are before they are members."""
+    """Nodes that are not members yet: they are asked who they are."""
 
     def __init__(self, members: Members, post: Post) -> None:
         self.plan, self.members, self._post = members.plan, members, post
@@ -47,12 +47,12 @@ class Lobby:
         self._heard: list[Hello] = []
         self._absent: set[int] = set()
         self._again: dict[int, float] = {}
-        """By node that was left out or silent, when it is asked again."""
+        """By node that was left out or did not answer: when it is asked again."""
 
     def gather(self, grid: Grid) -> list[str]:
-        """Wait until there are enough nodes, and ask new ones who they are; what changed, in sentences.
+        """Wait until there are enough nodes, and ask new ones who they are; returns what changed, in sentences.
 
-        Once there are enough, nobody is waited for: who has not said who it is yet may do so while the others work.
+        Once there are enough, it does not wait: nodes that have not answered yet may do so while the others work.
         """
         federation = self.plan.federation
         began = self._post.now()
@@ -94,12 +94,12 @@ class Lobby:
         return len({h.name for h in self._heard if not h.misfit(self.plan)}) >= self.plan.federation.nodes
 
     def _have_all_spoken(self, passed: float, enough_after: float) -> bool:
-        """Whether the first nodes can be numbered; once there are enough, the others get as long again as those took."""
+        """Whether the first clients can be numbered. Once there are enough, the other nodes get as much time again as these took."""
         patience = enough_after + max(PATIENCE, enough_after)
         return self._is_enough() and (not self._asked or passed > patience)
 
     def _ask(self, grid: Grid, connected: Iterable[int]) -> None:
-        """Ask those who they are who have not said it."""
+        """Ask the connected nodes that have not said who they are."""
         now = self._post.now()
         known = self.members.nodes | self._asked | {hello.node for hello in self._heard}
         known |= {node for node, then in self._again.items() if now < then}
@@ -112,7 +112,7 @@ class Lobby:
         }
 
     def _listen(self, grid: Grid) -> list[str]:
-        """Read what nodes have said of themselves by now."""
+        """Read the answers that have arrived."""
         said, silent = [], f"it did not say who it is within {self.plan.federation.timeout:g} seconds"
         found = replies_of.pull(grid, {number: question.message for number, question in self._questions.items()})
         asked = {number: question.node for number, question in self._questions.items()}
@@ -120,7 +120,7 @@ class Lobby:
         for number, reply in found.items():
             node = asked[number]
             if node in answered:
-                continue  # it was asked twice, and has answered twice
+                continue  # it was asked twice and answered twice
             answered.add(node)
             if node in members or replies_of.is_gone(reply):
                 continue
@@ -137,14 +137,14 @@ class Lobby:
         return min(LEFT_OUT_FOR, self.plan.federation.timeout)
 
     def _leave_out(self, node: int, reason: str, pause: float) -> list[str]:
-        """A node is asked again later, beside the work; its reason is said once."""
+        """Leave a node out until it is asked again; the reason is reported once."""
         is_new = self.members.refused.get(node) != reason
         self.members.refused[node] = reason
         self._again[node] = self._post.now() + pause
         return [f"a node was left out: {reason}"] if is_new else []
 
     def _welcome(self, grid: Grid, connected: list[int]) -> list[str]:
-        """Let those in who said who they are, and tell those who are left out why."""
+        """Admit the nodes that said who they are, and tell those that are left out why."""
         if not self._heard:
             return []
         hellos, self._heard = self._heard, []
@@ -153,7 +153,7 @@ class Lobby:
         refused = {h.node: h.name for h in hellos if h.node in self.members.refused}
         self._again |= dict.fromkeys(refused, self._post.now() + self._pause)
         old = {node for node in refused if before.get(node) == self.members.refused[node]}
-        grid.push_messages(  # nobody waits for the answer
+        grid.push_messages(  # the answer does not matter
             [
                 message_to(
                     node,
@@ -169,13 +169,11 @@ class Lobby:
         return [sentence for sentence in said if sentence not in repeated]
 
     def _about_keys(self, grid: Grid) -> list[str]:
-        """Names can only belong to keys where there are some."""
+        """Note the nodes' keys; a sentence if they have none, so that names cannot belong to keys."""
         is_first = not self.members.hellos
         keys = {node.node_id: node.public_key for node in grid.get_nodes()}
-        is_key = b"BEGIN PUBLIC KEY"  # what a virtual node has instead is random
+        is_key = b"BEGIN PUBLIC KEY"  # virtual nodes have random bytes instead
         self.members.public_keys |= {node: short_hash(key.hex()) for node, key in keys.items() if is_key in key}
         if not self.plan.federation.pin or self.members.public_keys or not is_first:
             return []
-        return [
-            "the nodes have no keys: a client's name belongs to whatever node uses it (federation.pin has no effect)"
-        ]
+        return ["the nodes have no keys: any node can use a client's name (federation.pin has no effect)"]

@@ -1,6 +1,6 @@
-"""A whole federation on this machine, to try it: a SuperLink and SuperNodes as real processes, TLS, a key a node.
+"""A whole federation on this machine, for trying it out: a SuperLink and SuperNodes as real processes, with TLS and a key for each node.
 
-`cwfed flower up` drives it. Everything it makes is in one folder: data/client-000 (what only that node reads),
+`cwfed flower up` runs it. All of its files are in one folder: data/client-000 (what only that node reads),
 state/client-000 (what that client keeps), server (the run folder), keys, app (the Flower project), logs.
 """
 
@@ -23,8 +23,8 @@ from cwfed.flower.programs import Programs, free_port, supernode, written
 from cwfed.flower.project import read_plan, with_most_samples, write_project
 
 LOOK_EVERY, LOOK_AT_THE_END = 20.0, 1.0
-"""Seconds after the last event, or the last question, until it is asked how a run is: that starts a process of Flower's, which takes a core for two seconds. At the
-end, where the server has written its summary, sooner."""
+"""Seconds after the last event or query until the state of the run is queried, which starts a process of Flower that takes a core for two
+seconds; the second one applies when the server has written its summary."""
 
 
 def node_name(number: int) -> str:
@@ -33,7 +33,7 @@ def node_name(number: int) -> str:
 
 
 def _fitted(config: Config, nodes: int) -> Config:
-    """The settings of a trial: a client is a node, and every round can be gone on from."""
+    """The settings of a trial: one client per node, and a checkpoint in every round."""
     return config.model_copy(
         update={
             "data": config.data.model_copy(update={"clients": nodes}),
@@ -49,9 +49,9 @@ class LocalFederation(Programs):
     plan: Plan
     connection = "trial"
     port: int = field(default_factory=free_port)
-    """Of the SuperLink."""
+    """The port of the SuperLink."""
     door: int = field(default_factory=free_port)
-    """Of the gate, where the nodes knock."""
+    """The port of the gate, to which the nodes connect."""
 
     @classmethod
     def prepare(
@@ -72,7 +72,7 @@ class LocalFederation(Programs):
                 "vocabulary": shape.vocabulary,
                 "nodes": nodes,
                 "pin": True,
-                "wait": 300.0,  # nodes of before may be taken for connected for a minute, and their keys refused
+                "wait": 300.0,  # after a restart, Flower may take former nodes for connected for a minute, and refuse their keys
                 "out": str(folder / "server"),
                 **federation,
             }
@@ -98,7 +98,7 @@ class LocalFederation(Programs):
         return made
 
     def check_same(self, config: Config | None, nodes: int | None, timeout: float | None) -> None:
-        """RunError where something is asked of a federation that it was not made with; None is not asked."""
+        """RunError if a prepared federation is asked for with other settings; None: not asked."""
         made = self.plan.federation
         there, here = flat(self.plan.config.model_dump()), {}
         if config is not None:
@@ -122,7 +122,7 @@ class LocalFederation(Programs):
     # --- processes
 
     def start_superlink(self) -> None:
-        """The server's end of all connections, and the gate to it; returns when both answer."""
+        """Start the SuperLink and the gate; returns when both answer."""
         self.run_superlink(self.port, self.folder / "keys")
         self.run_gate(f"127.0.0.1:{self.door}", self.port, self.folder / "keys", self.folder / "signatures")
         until = time.monotonic() + programs.STARTS_WITHIN
@@ -133,7 +133,7 @@ class LocalFederation(Programs):
                 time.sleep(0.2)
 
     def register(self, name: str) -> None:
-        """Let the SuperLink know a node's public key; its database may know it from before."""
+        """Register a node's public key with the SuperLink, unless its database has it already."""
         try:
             self.register_key(self.folder / "keys" / f"{name}.pub")
         except RunError as error:
@@ -141,7 +141,7 @@ class LocalFederation(Programs):
                 raise
 
     def start_node(self, name: str, **node: str | int | bool) -> None:
-        """A SuperNode with its own key and its own data."""
+        """Start a SuperNode with its own key and its own data."""
         about: dict[str, str | int | bool] = {
             "name": name,
             "path": str(self.folder / "data" / name),
@@ -153,11 +153,11 @@ class LocalFederation(Programs):
         self.start(name, *supernode(helper, f"127.0.0.1:{self.door}", made / "ca.crt", made / name, about))
 
     def submit(self) -> int:
-        """Start the app; the run's number."""
+        """Start the app; returns the number of the run."""
         return self.run_app(self.folder / "app")
 
     def follow(self, run: int, on_event: Callable[[Event], None]) -> str:
-        """Tell what happens in the server's run folder until the run ends; what went wrong, "" if nothing did."""
+        """Report the events in the server's run folder until the run ends; returns what went wrong, or ""."""
         path, done = self.folder / "server" / "events.jsonl", 0
         summary = path.with_name("summary.json")
         before = written(summary)  # a run that is given more rounds has one already

@@ -1,4 +1,4 @@
-"""What the server and a node say to their operators, line by line with the time."""
+"""The logs of the server and of a node, for their operators: lines with the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ log = logging.getLogger("cwfed.flower")
 
 
 def show() -> None:
-    """Have the log on stderr, which Flower shows; other libraries' words stay where they are."""
+    """Send our log to stderr, which Flower shows; other libraries' logs are not changed."""
     if log.handlers:
         return
     handler, lines = logging.StreamHandler(), logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%FT%TZ")

@@ -1,8 +1,8 @@
-"""Who is in the federation: clients by a stable name, whatever node they are on today.
+"""The clients of a federation, identified by name, whichever node they are on.
 
-Flower's node ids are random, and a node that restarts without a fixed key has another one. So the server asks every
-new node for its name. The first to come are numbered in the order of their names, later ones after them; a number
-stays with its name for ever, also over restarts of the server.
+Flower's node ids are random, and a node that restarts without a fixed key gets a new one. So the server asks every new node for its name.
+The first clients are numbered in the order of their names, later ones after them. A number stays with its name for ever, also when the
+server is restarted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SIZES = ("samples", "test", "validation")
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node said of itself."""
+    """What a node has told about itself."""
 
     node: int
     name: str
     version: str
-    """Of cwfed, for the log: other versions of the same protocol may be in one federation."""
+    """The version of cwfed, for the log; versions with the same protocol may be in one federation."""
     protocol: str
     classes: int
     shape: str
     vocabulary: int
     model: str
     words: str
-    """A short hash of its words, in their order; "" where the data are no text."""
+    """A short hash of its vocabulary; "" if the data are not text."""
     samples: int
     test: int
     validation: int
@@ -45,7 +45,7 @@ class Hello:
 
     @classmethod
     def read(cls, node: int, told: Mapping[str, Any], sizes: Mapping[str, Any]) -> Hello:
-        """A node's answer; what is not of its kind is refused."""
+        """Read a node's answer; BadMessage if a value has the wrong type."""
         kinds = {
             "name": str, "version": str, "protocol": str, "classes": int, "shape": str, "vocabulary": int, "model": str, "words": str,
             "class_names": list,
@@ -67,7 +67,7 @@ class Hello:
         return cls(node=node, **facts | {"class_names": tuple(names), "histogram": tuple(map(float, counts))})
 
     def misfit(self, plan: Plan) -> str:
-        """Why this node cannot take part; "" where it can."""
+        """Why this node cannot take part; "" if it can."""
         ours, most = plan.federation, plan.config.guard.most_samples
         facts = {
             "messages of protocol": (self.protocol, wire.PROTOCOL),
@@ -92,7 +92,7 @@ class Hello:
 
     @property
     def meanings(self) -> tuple[tuple[str, ...], str]:
-        """What its labels and its tokens stand for: the same for all, or they train different things into one model."""
+        """What its labels and tokens stand for; all nodes must agree on it to train one model."""
         return self.class_names, self.words
 
     @property
@@ -103,29 +103,29 @@ class Hello:
 
 @dataclass
 class Members:
-    """The clients that ever joined, and where they are now."""
+    """All clients that ever joined, and the nodes that they are on now."""
 
     plan: Plan
     names: list[str] = field(default_factory=list)
     """By number; saved with every checkpoint."""
     keys: list[str] = field(default_factory=list)
-    """By number, a hash of the key of the node that used the name first; without keys (and of earlier versions) its id."""
+    """By number, a hash of the key of the node that used the name first; its id if nodes have no keys (and in earlier versions)."""
     agreed: tuple[tuple[str, ...], str] | None = None
-    """What classes and words are called, saved as well: as the plan says, or as most of the first nodes say."""
+    """The agreed names of classes and words, saved too: from the plan, or from most of the first nodes."""
     public_keys: dict[int, str] = field(default_factory=dict)
-    """By node, a hash of its key; those of a simulation have none, and another id in every run."""
+    """By node, a hash of its key; nodes of a simulation have none."""
     hellos: dict[int, Hello] = field(default_factory=dict)
-    """By number, what the client's present node said."""
+    """By number, what the client's present node has told."""
     refused: dict[int, str] = field(default_factory=dict)
     """By node, why it was left out."""
 
     def to_tree(self) -> dict[str, Any]:
-        """What a checkpoint remembers."""
+        """The members as a checkpoint stores them."""
         agreed = {"class_names": list(self.agreed[0]), "words": self.agreed[1]} if self.agreed else None
         return {"names": self.names, "keys": self.keys, "agreed": agreed}
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
-        """Remember it; checkpoints of earlier versions did not compare what classes are called."""
+        """Read them from a checkpoint; those of earlier versions have no agreed names."""
         self.names, self.keys = list(tree.get("names", [])), list(tree.get("keys", []))
         agreed = tree.get("agreed")
         self.agreed = (tuple(agreed["class_names"]), agreed["words"]) if agreed else None
@@ -142,11 +142,11 @@ class Members:
 
     @property
     def by_node(self) -> dict[int, int]:
-        """Whose node each is; to be asked once for many answers."""
+        """The client of each node. It is computed at every access, so get it once for many answers."""
         return {hello.node: client for client, hello in self.hellos.items()}
 
     def welcome(self, hellos: Iterable[Hello], connected: Iterable[int]) -> list[str]:
-        """Let nodes in or leave them out; what happened, in sentences."""
+        """Admit nodes or leave them out; returns what happened, in sentences."""
         online = set(connected)
         ordered = sorted(hellos, key=lambda h: natural(h.name))
         if self.agreed is None:
@@ -163,7 +163,7 @@ class Members:
         key = self._key(hello)
         problem = problem or self._not_theirs(hello, client if known else None)
         if not problem and present and present.node != hello.node and present.node in online:
-            # asked again next time: Flower takes a while to notice that a node is gone
+            # it is asked again: Flower notices only after a while that a node is gone
             return f"{hello.name} has to wait: another node that seems to be connected has this name"
         if not problem and client >= self.plan.clients:
             problem = f"federation.clients = {self.plan.clients} clients have joined already"
@@ -175,13 +175,13 @@ class Members:
             self.keys.append(key)
             numbers[hello.name] = client
         elif self.plan.federation.admitted:
-            self.keys[client] = key  # the operator says whose the name is, also when its key was changed
+            self.keys[client] = key  # the operator decides which key a name has
         self.refused.pop(hello.node, None)
         self.hellos[client] = hello
         return f"{hello.name} {'came back' if known else 'joined'} as client {client}"
 
     def _misunderstanding(self, hello: Hello) -> str:
-        """In what its classes or words are others than the federation's."""
+        """How its classes or words differ from the federation's; "" if they do not."""
         names, words = self.agreed or hello.meanings
         names = tuple(self.plan.federation.class_names) or names
         for number, (ours, theirs) in enumerate(zip(names, hello.class_names, strict=True)):
@@ -193,7 +193,7 @@ class Members:
         return "" if hello.words == words else "its words are others than the federation's, or in another order"
 
     def renewed(self, client: int, hello: Hello) -> Hello:
-        """What a client says of itself when its data have changed; a BadMessage where it cannot be."""
+        """What a client tells about itself after its data have changed; BadMessage if it is not possible."""
         before = self.hellos[client]
         if hello.name != before.name:
             raise BadMessage(f"it was {before.name} before")
@@ -202,7 +202,7 @@ class Members:
         return hello
 
     def _not_theirs(self, hello: Hello, client: int | None) -> str:
-        """Why a node may not use the name that it says; "" where it may."""
+        """Why a node may not use its name; "" if it may."""
         federation, node = self.plan.federation, str(hello.node)
         if hello.name in names_in(federation.exclude):
             return "it is excluded (federation.exclude)"
@@ -215,12 +215,12 @@ class Members:
         return ""
 
     def _key(self, hello: Hello) -> str:
-        """What a name is pinned to: a hash of its node's key, or its id where it has none."""
+        """What a name is tied to: a hash of its node's key, or the node's id if it has no key."""
         return self.public_keys.get(hello.node, str(hello.node))
 
 
 def admitted_node(path: str, name: str) -> str:
-    """The id of the node that a name belongs to; "" where there is none, or nothing that says so."""
+    """The id of the node to which a name belongs; "" if there is none."""
     try:
         return str(json.loads(Path(path).expanduser().read_text(encoding="utf-8"))[name]["node"])
     except (OSError, ValueError, KeyError, TypeError):

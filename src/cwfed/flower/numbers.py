@@ -1,4 +1,4 @@
-"""Tensors in messages that are pickled: between the processes of a simulation, where nothing has to be in a file format."""
+"""Tensors in the messages of a simulation, which are pickled between processes, without a file format."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from cwfed.core.types import Params
 
 SMALL = 2**16
-"""Bytes of numbers that are copied out of a store, so that they do not keep all the rest there."""
+"""Bytes up to which numbers are copied out of Ray's store, so that they do not keep everything else alive there."""
 
 
 class Numbers(Array):
-    """An array whose numbers stay where they are until Ray copies them into its object store, beside the pickled message. Who reads
-    the message has a copy of its own.
+    """An array whose numbers are not copied until Ray puts them into its object store, beside the pickled message. The reader of the message
+    gets a copy of its own.
     """
 
     def __init__(self, numbers: NDArray[Any]) -> None:
-        # as Array's own constructor does it, which looks for longer what it was given than it takes to send it
+        # the same as Array's own constructor, which takes longer to inspect its arguments than sending takes
         about = {"dtype": str(numbers.dtype), "shape": numbers.shape, "stype": SType.NUMPY, "data": b""}
         self.__dict__.update(about, numbers=numbers)
         self.numbers: NDArray[Any]
@@ -32,7 +32,7 @@ class Numbers(Array):
 
 
 class Lent(Numbers):
-    """The same, but who reads it reads it in the store, cannot write to it, and lets go of it soon."""
+    """The same, but the reader gets a read-only view of the store, which it should release soon."""
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
         return _lent, (self.numbers,)
@@ -47,7 +47,7 @@ def _lent(numbers: NDArray[Any]) -> Numbers:
 
 
 class Packer:
-    """Tensors as records of messages. What several of them have in common is one array, which is in a pickle once."""
+    """Turns tensors into records of messages. A tensor that several messages have becomes one array, which is pickled once."""
 
     def __init__(self) -> None:
         self._packed: dict[Any, Numbers] = {}
@@ -56,19 +56,19 @@ class Packer:
         return _record({name: self._numbers(tensor) for name, tensor in params.items()})
 
     def _numbers(self, tensor: Tensor) -> Numbers:
-        # what is remembered is alive, so nothing else can be where it is
+        # the remembered arrays keep their memory, so an address identifies a tensor
         where = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         if where not in self._packed:
             self._packed[where] = Numbers(as_numpy(tensor))
         return self._packed[where]
 
     def forget(self) -> None:
-        """When the messages are made: whatever comes next has nothing in common with them."""
+        """Forget all tensors, when the messages have been made."""
         self._packed.clear()
 
 
 def lend(params: Params) -> ArrayRecord:
-    """Tensors as a record that is read in the store."""
+    """Tensors as a record that is read directly in the store."""
     return _record({name: Lent(as_numpy(tensor)) for name, tensor in params.items()})
 
 
@@ -79,5 +79,5 @@ def _record(arrays: dict[str, Numbers]) -> ArrayRecord:
 
 
 def as_numpy(tensor: Tensor) -> NDArray[Any]:
-    """A tensor's numbers, one after the other; where that is how they are, they are not copied."""
+    """A tensor's numbers as a contiguous array, without a copy if they are contiguous already."""
     return tensor.detach().cpu().contiguous().numpy()

@@ -1,4 +1,4 @@
-"""What all sides of a federation must agree on: the experiment's settings and the shape of the data.
+"""The plan: what all sides of a federation must agree on, the experiment's settings and the shape of the data.
 
 In a Flower app these settings stand in pyproject.toml under [tool.flwr.app.config], and `flwr run --run-config`
 changes them: the same sections as in a config file of cwfed, and [federation] besides.
@@ -114,9 +114,9 @@ class Plan:
         return cls(configs.from_table(nested), federation).guarded()
 
     def guarded(self) -> Plan:
-        """With the defence that federations have by default, where the settings do not name it and the algorithm allows it.
+        """The plan with `guard.norm_bound`, if the settings do not name it and the algorithm allows it.
 
-        A simulation has none: it reproduces papers, and its clients are honest.
+        A simulation has no such default: it reproduces papers, and its clients are honest.
         """
         config = self.config
         if "norm_bound" in config.guard.model_fields_set or not self.blueprint.sends_one_model():
@@ -164,13 +164,13 @@ class Plan:
 
 
 def describe_model(blueprint: Blueprint) -> str:
-    """A short hash of the names, shapes and types of a model: nodes with another network give another one."""
+    """A short hash of the names, shapes and types of a model's tensors, which differs for another network."""
     forms = sorted((name, str(form.dtype), form.shape) for name, form in guard.spec_of(blueprint.initial).items())
     return short_hash(forms)
 
 
 def short_hash(facts: Any) -> str:
-    """A few digits by which different facts are told apart."""
+    """A short hash that differs for different facts."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""Messages over a Flower grid: sent off, and their answers gathered for as long as there is time."""
+"""Sends messages over a Flower grid, and gathers the answers that arrive in time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cwfed.flower import replies as replies_of
 from cwfed.flower.plan import FederationSection
 
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
-"""Seconds between two looks for answers: soon again while they come in, seldom where nothing happens."""
+"""Seconds between two checks for answers: short while answers arrive, longer when nothing happens."""
 WITH_A_BELL = 2.0
-"""Seconds until all are looked for where the gate rings for those that have come."""
+"""Seconds until all answers are checked if the gate rings for those that arrive."""
 RESTS = 3
-"""A look asks once for every node that is waited for, so with many of them it takes long; the pause after it is at least so many
-times as long, and the SuperLink has time for the nodes."""
+"""A check asks once for every awaited node, so it takes long with many of them. The pause after it is at least so many times as long, which
+leaves the SuperLink time for the nodes."""
 
 
 def message_to(node: int, kind: str, group: str, content: RecordDict) -> Message:
@@ -30,22 +30,22 @@ def message_to(node: int, kind: str, group: str, content: RecordDict) -> Message
 
 
 class Post:
-    """What the server sends, and how long it waits."""
+    """Sends the server's messages and waits for the answers."""
 
     def __init__(self, federation: FederationSection) -> None:
         self._federation = federation
         self.stop = threading.Event()
-        """Set by who wants the federation to end: at the next look for answers."""
+        """Set to end the federation at the next check for answers."""
         self.pull = replies_of.pull
-        """How answers are looked for."""
+        """The function that gets the answers that have arrived."""
         self._bell: int | None = None
 
     def now(self) -> float:
-        """Seconds, from any beginning."""
+        """Seconds on a clock that starts anywhere."""
         return time.monotonic()
 
     def push(self, grid: Grid, messages: list[Message]) -> dict[str, Message]:
-        """Send messages; those that went off, by their number."""
+        """Send messages; returns those that were sent, by their number."""
         if isinstance(grid, HttpGrid):
             for message in messages:
                 message.content = wire.wrapped(message.content)
@@ -55,9 +55,9 @@ class Post:
         return {number: message for number, message in sent.items() if number in numbers}
 
     def exchange(self, grid: Grid, messages: list[Message]) -> Iterator[Message]:
-        """Send messages; the answers that come in time, each when it is there. `stop` breaks it off."""
+        """Send messages and yield the answers that arrive in time, each as it arrives. `stop` ends it."""
         waiting = self.push(grid, messages)
-        del messages  # whatever is answered need not be kept
+        del messages  # so that a message can be freed when it is answered
         until = self.now() + self._federation.timeout
         pause = LEAST_PAUSE
         expected = set(waiting)
@@ -72,7 +72,7 @@ class Post:
             expected = self._rest(max(pause, rest) if waiting else 0, set(waiting))
 
     def _rest(self, seconds: float, waiting: set[str]) -> set[str]:
-        """Wait until it is time to look for answers again; for which. Where the gate rings, those it names; and now and then all of them."""
+        """Wait until the next check for answers; returns which to check: those for which the gate has rung, or after a while all."""
         if self._bell is None and (hung := bell.hang("answers")) is not None:
             self._bell = hung
         if self._bell is None or not waiting:
@@ -80,7 +80,7 @@ class Post:
             return waiting
         until = time.monotonic() + max(WITH_A_BELL, seconds)
         while (left := until - time.monotonic()) > 0:
-            self.sleep(0)  # whoever wants the federation to end is heard
+            self.sleep(0)  # checks `stop`
             select.select([self._bell], [], [], left)
             if come := bell.heard(self._bell) & waiting:
                 return come

@@ -1,7 +1,6 @@
-"""Flower's programs as processes: started, restarted when they die, ended with all that they started.
+"""Runs Flower's programs as processes: starts them, restarts them when they die, and ends them with everything that they started.
 
-A trial on one machine (`local.py`), the server and a node of a real federation (`service.py`) are folders whose
-programs this runs.
+It is used for a trial on one machine (`local.py`), and for the server and the nodes of a real federation (`service.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ STARTS_WITHIN = 60.0
 ANSWERS_WITHIN = 120.0
 """Seconds that one of Flower's commands may take."""
 ENDS_WITHIN = 30.0
-"""Seconds that a process may take to end: a node that is killed before it has said goodbye is taken for connected."""
+"""Seconds that a process may take to end: a node that is killed before it has signed off still counts as connected."""
 SOONEST, LATEST = 5.0, 15.0
-"""Seconds between two starts of a program that does not stay: twice as long every time, up to the latter."""
+"""Seconds until a program that has ended is started again: the first time, and the most; they double every time."""
 STAYS = 60.0
 """Seconds after which a program counts as running."""
 MODULE = (sys.executable, "-P", "-m")
@@ -38,21 +37,21 @@ MARK = "CWFED_TRIAL"
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody uses now."""
+    """A port of the loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens on this port of the loopback."""
+    """Whether a process listens on this port of the loopback."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def written(path: Path) -> int:
-    """When a file was last written; 0 where there is none."""
+    """When a file was last written; 0 if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
@@ -75,19 +74,19 @@ class Programs:
     """What Flower's commands call the SuperLink."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
     logs: Path | None = field(default=None, init=False)
-    """Where every program has a log of its own; None leaves what they say where this process says it."""
+    """The folder in which every program has a log; None: they write to the output of this process."""
     _commands: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
     _started: dict[str, float] = field(default_factory=dict, init=False)
     _pauses: dict[str, float] = field(default_factory=dict, init=False)
 
     @property
     def home(self) -> Path:
-        """Flower's own folder, which holds how the SuperLink is reached."""
+        """Flower's own folder, with the address of the SuperLink."""
         return self.folder / "flwr"
 
     @property
     def environment(self) -> dict[str, str]:
-        """For all of Flower's processes: a home of their own, and nothing sent anywhere."""
+        """The environment of Flower's processes: a home of their own, and no reports to anybody."""
         return {
             **os.environ,
             "FLWR_HOME": str(self.home),
@@ -99,7 +98,7 @@ class Programs:
         }
 
     def connect_to(self, port: int, authority: Path) -> None:
-        """Tell Flower's commands where the SuperLink is, which without that start one of their own."""
+        """Tell Flower's commands where the SuperLink is; otherwise they would start one of their own."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{self.connection}"\n\n[superlink.{self.connection}]\n'
@@ -108,8 +107,8 @@ class Programs:
         )
 
     def start(self, name: str, *command: str) -> None:
-        """A process in a group of its own."""
-        self._sweep(name)  # what is left of one whose keeper was killed
+        """Start a process in a group of its own."""
+        self._sweep(name)  # a process may be left if the one that started it was killed
         self._commands[name], self._started[name] = command, time.monotonic()
         log = (self.logs / f"{name}.log").open("ab") if self.logs else None
         try:
@@ -127,9 +126,9 @@ class Programs:
                 log.close()
 
     def revive(self) -> list[str]:
-        """Start those again that have ended by themselves; their names.
+        """Restart the processes that have ended by themselves; returns their names.
 
-        The key of a node that was killed is refused until Flower has noticed that it is gone, for up to a minute.
+        The key of a node that was killed is refused until Flower notices that it is gone, for up to a minute.
         """
         ended = []
         for name, process in list(self.processes.items()):
@@ -143,7 +142,7 @@ class Programs:
         return ended
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End a process and what it started."""
+        """End a process and everything that it started."""
         process = self.processes.pop(name, None)
         if process is None:
             return
@@ -160,7 +159,7 @@ class Programs:
                 os.kill(number, signal.SIGKILL)
 
     def close(self) -> None:
-        """End everything, the SuperLink last, and before it the gate: nodes say goodbye through it."""
+        """End all processes; nodes first, because they sign off through the gate, then the gate, the SuperLink last."""
         last = ["", "gate", "superlink"]
         order = sorted(self.processes, key=lambda name: last.index(name if name in last else ""))
         for name in order:
@@ -170,7 +169,7 @@ class Programs:
             self.end(name)
 
     def run_superlink(self, port: int, keys: Path) -> None:
-        """The server's end of all connections, which only this machine reaches."""
+        """Start the SuperLink, which only this machine can reach."""
         self.start(
             "superlink",
             "flower-superlink",
@@ -185,11 +184,11 @@ class Programs:
         )
 
     def run_gate(self, public: str, port: int, keys: Path, signatures: Path) -> None:
-        """The door for nodes, at HOST:PORT, to the SuperLink at this port of the loopback."""
+        """Start the gate at HOST:PORT, for nodes, to the SuperLink at this port of the loopback."""
         self.start("gate", *MODULE, "cwfed.flower.gate", public, str(port), str(keys), str(signatures))
 
     def flwr(self, *command: str) -> str:
-        """One of Flower's own commands; its output."""
+        """Run one of Flower's commands; returns its output."""
         what = f"flwr {' '.join(command[:2])}"
         until = time.monotonic() + ANSWERS_WITHIN
         with subprocess.Popen(
@@ -217,7 +216,7 @@ class Programs:
         return said
 
     def ask(self, *command: str) -> dict[str, Any]:
-        """What one of Flower's commands answers to programs."""
+        """Run one of Flower's commands; returns its JSON answer."""
         said = self.flwr(*command, self.connection, "--format=json")
         try:
             answer: dict[str, Any] = json.loads(said)
@@ -229,19 +228,19 @@ class Programs:
         return answer
 
     def register_key(self, key: Path) -> int:
-        """Let the SuperLink know a node's public key; the node's id."""
+        """Register a node's public key with the SuperLink; returns the node's id."""
         return int(self.ask("supernode", "register", str(key))["node-id"])
 
     def node_states(self) -> dict[str, str]:
-        """By id: online, offline, registered (never seen) or unregistered."""
+        """The state of each node by id: online, offline, registered (never seen) or unregistered."""
         return {str(node["node-id"]): str(node["status"]) for node in self.ask("supernode", "list")["nodes"]}
 
     def run_app(self, app: Path, *options: str) -> int:
-        """Start the app; the run's number."""
+        """Start the app; returns the number of the run."""
         return int(self.ask("run", *options, str(app))["run-id"])
 
     def status(self, run: int) -> tuple[str, str]:
-        """pending, starting, running, or finished:completed, finished:failed, finished:stopped; and the details."""
+        """The state of a run (pending, starting, running, finished:completed, finished:failed or finished:stopped), and details."""
         found = self.ask("ls", f"--run-id={run}")["runs"][0]
         return str(found["status"]), str(found.get("status-details", ""))
 
@@ -249,7 +248,7 @@ class Programs:
 def supernode(
     helper: Path, server: str, authority: Path, key: Path, about: dict[str, str | int | bool], *more: str
 ) -> list[str]:
-    """The command of a SuperNode; its fork server has the folder `helper`, and `about` is what its app is told of it."""
+    """The command that starts a SuperNode. `helper` is the folder of its fork server, `about` its node config."""
     return [
         *(*MODULE, "cwfed.flower.fork_server", str(helper)),
         "flower-supernode",

@@ -1,4 +1,4 @@
-"""`cwfed flower new`: a Flower app of one's own, ready for `flwr run`."""
+"""`cwfed flower new`: writes a Flower app that is ready for `flwr run`."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ The server's run folder is `federation.out`.
 
 
 MOST_SAMPLES = 10_000
-"""Training samples that a client may claim, where nobody says more."""
+"""The default of the training samples that a client may claim."""
 
 
 def with_most_samples(config: Config, most: int = MOST_SAMPLES) -> Config:
-    """A config for clients that nobody vouches for: a bound of what they may claim, where it does not set one itself."""
+    """The config with a limit on the training samples that a client may claim, unless it sets one itself."""
     if "most_samples" in config.guard.model_fields_set:
         return config
     return config.model_copy(update={"guard": config.guard.model_copy(update={"most_samples": most})})
 
 
 def write_project(folder: Path, plan: Plan, name: str = "") -> None:
-    """The files of an app for this plan; nothing that is there is overwritten."""
+    """Write the files of an app for this plan; existing files are never overwritten."""
     name = name or folder.resolve().name
     package = re.sub(r"\W+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", package):
@@ -103,7 +103,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def bundle_of(folder: Path) -> bytes:
-    """The app as Flower sends it to nodes, always the same bytes for the same files."""
+    """The app as Flower sends it to nodes; the same files always give the same bytes."""
     from flwr.cli.build import build_fab_from_disk
 
     try:
@@ -111,7 +111,7 @@ def bundle_of(folder: Path) -> bytes:
             warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
             return build_fab_from_disk(folder)
     except (OSError, ValueError) as error:
-        raise CwfedError(f"{folder} is no Flower app that can be built: {error}") from None
+        raise CwfedError(f"{folder} is not a Flower app that can be built: {error}") from None
 
 
 def _pyproject(name: str, package: str, plan: Plan) -> dict[str, Any]:

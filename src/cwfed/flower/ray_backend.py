@@ -1,8 +1,8 @@
 """`cwfed run --backend flower`: an experiment through Flower's simulation engine, on Ray.
 
-The clients' work is done by Ray's actors, on this machine or on the cluster that RAY_ADDRESS names; each of them
-makes the experiment ready once. The server is the strategy that a real federation has. What a report wants to know
-beyond what a server can see (the true class distributions, the portrait at the end) is added here, where all data are.
+Ray's actors do the clients' work, on this machine or on the cluster that RAY_ADDRESS names; each prepares the experiment once. The server
+is the same strategy as in a real federation. What reports need beyond what a server can see (the true class distributions, the portrait at
+the end) is added here, where all data are.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from cwfed.flower.server import FederatedRun
 from cwfed.flower.site import Site
 from cwfed.flower.strategy import PersonalisedStrategy, accepted_in
 from cwfed.flower.work import KEPT, Worker
+from cwfed.runs.backend import Runner
 from cwfed.runs.checkpoint import Checkpoints
 from cwfed.runs.result import Result
-from cwfed.runs.session import Runner
 
 RESOURCES: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
-"""Of an actor."""
+"""The resources of an actor."""
 
 
 class SimulatedRun(FederatedRun):
-    """A federation whose clients' data are here too."""
+    """A federation in which the clients' data are in this process too."""
 
     def __init__(self, simulation: Simulation, strategy: PersonalisedStrategy, grid: Grid, state: Path) -> None:
         super().__init__(strategy, grid)
@@ -64,11 +64,11 @@ class SimulatedRun(FederatedRun):
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
         for reached, event in super().rounds(progress):
-            if isinstance(event, Round):  # that virtual nodes join is no news
+            if isinstance(event, Round):  # notes about virtual nodes that join are left out
                 yield reached, self._completed(reached, event)
 
     def _completed(self, after: Progress, event: Round) -> Round:
-        """The event with what only somebody knows who has all the data."""
+        """The event completed by what needs all data."""
         phases = {
             phase: replace(found, clients=None, samples=None)
             for phase in ("received", "trained")
@@ -82,7 +82,7 @@ class SimulatedRun(FederatedRun):
         return replace(event, seconds=self.strategy.opened.clock.laps("report"))
 
     def _not_uploaded(self, after: Progress, clients: Sequence[int]) -> Params:
-        """What else the participants' models have: as they keep it, or as they were sent it where they do not train it."""
+        """The tensors of the participants' models that are not uploaded: as kept by the clients, or as sent if they do not train them."""
         names = [name for name in self.simulation.initial if name not in self.strategy.blueprint.guard.model]
         if not names:
             return {}
@@ -91,7 +91,7 @@ class SimulatedRun(FederatedRun):
         return {name: torch.stack([model[name] for model in whole]) for name in names}
 
     def complete(self, progress: Progress) -> Progress:
-        """With what the clients keep, read from their folders."""
+        """Progress with what the clients keep, read from their folders."""
         kept = {}
         if self.simulation.keeps_any:
             for client in range(self.simulation.clients):
@@ -112,13 +112,13 @@ class SimulatedRun(FederatedRun):
 
 
 def client_folder(state: Path, client: int) -> Path:
-    """Where a simulated client keeps its state."""
+    """The folder of a simulated client's state."""
     return state / f"client-{client:05d}"
 
 
 def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Callable[[Runner], Result]) -> Result:
-    """Make a runner on Flower's simulation engine and have something done with it."""
-    simulation = Simulation(_plainly(config), data_dir)  # what is wrong with the settings shows before Ray starts
+    """Make a runner on Flower's simulation engine, and call `use` with it."""
+    simulation = Simulation(_plainly(config), data_dir)  # first of all: a wrong setting is an error before Ray starts
     folder = str(Path(data_dir).resolve()) if data_dir else os.environ.get("CWFED_DATA")
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="cwfed-") as scratch:
@@ -136,7 +136,9 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
             try:
                 post.listen(grid)
                 outcome.set_result(use(SimulatedRun(simulation, strategy, grid, state)))
-            except BaseException as error:  # this thread is Flower's: told here, raised where somebody waits
+            except (
+                BaseException
+            ) as error:  # this thread is Flower's: the error is raised in the thread that waits for the outcome
                 outcome.set_exception(error)
 
         try:
@@ -152,14 +154,14 @@ def on_flower(data_dir: str | None, config: Config, out: Path | None, use: Calla
 
 
 def _ray(config: Config) -> dict[str, Any]:
-    """How Ray is started; an existing cluster is found by RAY_ADDRESS."""
+    """The arguments with which Ray is started; RAY_ADDRESS names an existing cluster."""
     if "RAY_ADDRESS" in os.environ:
         return {"log_to_driver": False}
     return {"num_cpus": config.run.workers or cores(), "log_to_driver": False}
 
 
 def _plainly(config: Config) -> Config:
-    """The server's own part, portrait and final models, needs no fast engine."""
+    """The config with the plain loop: the server's part (portrait, final models) needs no fast engine."""
     return config.but(engine="loop")
 
 
@@ -178,13 +180,13 @@ def _section(simulation: Simulation) -> FederationSection:
 
 
 def workers() -> int:
-    """How many actors Flower has made."""
+    """The number of actors that Flower has made."""
     return pool_size_from_resources(RESOURCES)
 
 
 class SimulatedApp(ClientApp):
-    """The clients' app, as the texts that it is made of. It is pickled with every message for one of Ray's actors, and the functions
-    of an app are pickled with their code, which would cost more than the model does.
+    """The clients' app, pickled as the texts from which it is made. It goes with every message to one of Ray's actors; pickling its functions,
+    with their code, would cost more than the model.
     """
 
     def __init__(self, config: str, data_dir: str | None, state: str) -> None:
@@ -202,7 +204,7 @@ def _app(config: str, data_dir: str | None, state: str) -> ClientApp:
 
 @cache
 def _worker(config: str, data_dir: str | None, state: str) -> Worker:
-    """Made once in each of Ray's actors, for all clients."""
+    """The worker for all clients, made once in each of Ray's actors."""
     experiment = Experiment(from_table(json.loads(config)), data_dir)
     return Worker(experiment, experiment.federation, partial(client_folder, Path(state)), tell_sums=True, pack=lend)
 

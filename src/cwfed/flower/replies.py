@@ -1,7 +1,7 @@
-"""What nodes answer, read and checked: an answer is as good as the algorithm needs it, or it is refused with a reason.
+"""Nodes' answers, read and checked: an answer has the form that the algorithm needs, or it is refused with a reason.
 
-Nobody trusts a node. An answer belongs to the node that was asked, whatever the answer itself says of its sender, and whatever
-goes wrong while it is read is that node's: `pull` and `read` are the only places where answers are touched.
+Nodes are not trusted. An answer belongs to the node that was asked, whatever it says about its sender, and any error while it is read is
+that node's: `pull` and `read` are the only functions that handle raw answers.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REP
 
 @dataclass(frozen=True)
 class Upload:
-    """What a participant sent."""
+    """A participant's answer."""
 
     update: Update
     model: Params
     hello: Hello
-    """What it says of itself now."""
+    """What the client tells about itself now."""
     epsilon: float | None
-    """What its own account says that differential privacy has cost it."""
+    """What differential privacy has cost it, by its own account."""
 
 
 def is_gone(reply: Message) -> bool:
-    """Flower answers for a node that went away: that is no answer of the client."""
+    """Whether a reply is Flower's, for a node that has gone, and not the client's."""
     return reply.has_error() and reply.error.code in GONE
 
 
 def pull(grid: Grid, sent: Mapping[str, Message]) -> dict[str, Message]:
-    """The answers that are there, by the message that they answer.
+    """The answers that have arrived, by the number of the message that they answer.
 
-    One at a time: Flower unpacks what a node sent while it is pulled, and what cannot be unpacked would take the others with it.
+    They are pulled one at a time, because Flower unpacks answers meanwhile, and one that cannot be unpacked would lose the others.
     """
     found = {}
     for number, message in sent.items():
         try:
             answers = list(grid.pull_messages([number]))
         except (httpx.HTTPError, OSError):
-            raise  # the connection to the SuperLink, no node's fault
+            raise  # the connection to the SuperLink: not a fault of the node
         except Exception as error:
             answers = [Message(Error(ErrorCode.UNKNOWN, f"its answer is malformed ({error!r})"), reply_to=message)]
         for reply in answers:
-            # Flower takes these from what the node sent
+            # Flower takes these two from the answer, where a node could lie
             reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
             reply.metadata.__dict__["_reply_to_message_id"] = number
             found[number] = reply
@@ -69,12 +69,12 @@ def pull(grid: Grid, sent: Mapping[str, Message]) -> dict[str, Message]:
 
 
 def pull_all(grid: Grid, sent: Mapping[str, Message]) -> dict[str, Message]:
-    """The same in a simulation, where nothing is unpacked and every reply is Flower's own: all at once, which is much cheaper."""
+    """The same in a simulation, where nothing is unpacked: all at once, which is much cheaper."""
     return {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(sent))}
 
 
 def read(reply: Message, use: Callable[[RecordDict], T]) -> T:
-    """What `use` makes of an answer; anything that goes wrong is a BadMessage with a reason."""
+    """Apply `use` to the content of an answer; any error becomes a BadMessage with a reason."""
     try:
         return use(_content(reply))
     except wire.BadMessage as error:
@@ -85,7 +85,7 @@ def read(reply: Message, use: Callable[[RecordDict], T]) -> T:
 
 
 def _content(reply: Message) -> RecordDict:
-    """What a node answered; where it could not, why."""
+    """The content of a reply; BadMessage with the reason if the node could not answer."""
     if reply.has_error():
         lines = (reply.error.reason or "").strip().splitlines() or [f"error {reply.error.code}"]
         raise wire.BadMessage(f"its app failed: {lines[-1]}")
@@ -96,13 +96,13 @@ def _content(reply: Message) -> RecordDict:
 
 
 def read_hello(node: int, content: RecordDict) -> Hello:
-    """What a node says of itself."""
+    """Read what a node tells about itself."""
     sizes = wire.metrics(content, SIZES)
     return Hello.read(node, dict(wire.texts(content, "hello")), sizes)
 
 
 def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard, own: Sequence[Own] = ()) -> Upload:
-    """A participant's update, of the form that it must have; whether its numbers are good is for the round to say."""
+    """Read a participant's update, whose form is checked here; the round checks its numbers."""
     wire.check_size(content.array_records.values(), (guard.model, guard.extras_spec))
     told = wire.metrics(content, ("samples",), ("penalty",), optional=("loss", "epsilon"))
     model = wire.from_record(wire.arrays(content, "model"), "the model", guard.model)
@@ -115,13 +115,13 @@ def read_upload(hello: Hello, client: int, content: RecordDict, guard: Guard, ow
 
 
 def read_scores(hello: Hello, content: RecordDict, own: Sequence[Own] = ()) -> dict[Phase, Score]:
-    """By phase, how good a client says its models are; one of them is the model that it received."""
+    """Read a client's scores by phase; there is always one for the received model."""
     phases: tuple[Phase, ...] = PHASES if "trained-right" in wire.metrics(content, ()) else ("received",)
     return {phase: read_score(hello, phase, content, own) for phase in phases}
 
 
 def read_score(hello: Hello, phase: str, content: RecordDict, own: Sequence[Own] = ()) -> Score:
-    """What a client says of itself must at least be possible."""
+    """Read a client's score, which must at least be possible."""
     told = wire.metrics(content, (f"{phase}-right", f"{phase}-validation"), (f"{phase}-loss",))
     right, held_out, loss = (told[f"{phase}-{name}"] for name in ("right", "validation", "loss"))
     if right > hello.test or held_out > hello.validation:
@@ -135,7 +135,7 @@ def read_score(hello: Hello, phase: str, content: RecordDict, own: Sequence[Own]
 def _read_tally(
     told: dict[str, Any], what: str, own: Sequence[Own], classes: int, samples: int, right: int, loss: float | None
 ) -> Tally:
-    """What was counted on a client's test or held-out data: all sums, or only the metrics; an older node says neither."""
+    """Read the counts on a client's test or held-out data: all sums, or only the metrics, or neither (an older node)."""
     shapes = {PER_CLASS: (4, classes)} | {name: shape for name, _, shape in own}
     sums: dict[str, Sums] = {}
     if f"{what}-sums-{PER_CLASS}" in told:

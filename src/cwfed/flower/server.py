@@ -1,8 +1,8 @@
 """The server's side of a federation: a Flower ServerApp that runs a plan and leaves a run folder.
 
-The folder has the metrics, the events and the checkpoints, not the data. The personal models end up with the clients, but a
-checkpoint is what the server makes them from: whoever reads it can make them too, so only its owner can.
-A server that was broken off goes on at the next round when the app is started again.
+The folder has the metrics, the events and the checkpoints, but no data. The personal models are saved at the clients; but a checkpoint is what
+the server makes them from, and anyone who can read it can make them too, so only its owner can read the folder. An interrupted server
+continues with the next round when the app is started again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Result
 from cwfed.core.errors import CwfedError, RunError
 from cwfed.core.events import Event, Newcomers, Note, Round, Started
 from cwfed.federation import manifest
+from cwfed.federation.config import Config
 from cwfed.federation.rounds import FinalModels, Progress, one_compute_thread
 from cwfed.federation.simulation import TRIED
 from cwfed.flower import logs
@@ -38,7 +39,7 @@ log = logging.getLogger("cwfed.flower")
 
 
 class FederatedRun:
-    """A federation as `session.record` carries it out."""
+    """A federation as a `Runner`, for `session.record`."""
 
     def __init__(self, strategy: PersonalisedStrategy, grid: Grid) -> None:
         self.strategy, self.grid, self.config = strategy, grid, strategy.config
@@ -49,7 +50,7 @@ class FederatedRun:
         return self.strategy.first()
 
     def started(self) -> Started:
-        """Who is evaluated may change: every round's result names its clients."""
+        """The first event. The evaluated clients may change, so every round's result names them."""
         plan, blueprint = self.strategy.plan, self.strategy.blueprint
         return Started(
             algorithm=self.config.algorithm_name,
@@ -68,7 +69,7 @@ class FederatedRun:
         )
 
     def manifest(self) -> dict[str, Any]:
-        """What the server knows; of the data, what the plan says they look like."""
+        """The circumstances, as far as the server knows them; of the data only what the plan says."""
         plan, blueprint = self.strategy.plan, self.strategy.blueprint
         return manifest.manifest(
             seed=self.config.run.seed,
@@ -89,7 +90,7 @@ class FederatedRun:
         )
 
     def check_progress(self, progress: Progress) -> None:
-        """A few clients' models must be there and of the right form."""
+        """RunError for a state from which the models of a few clients cannot be made."""
         blueprint = self.strategy.blueprint
         try:
             blueprint.try_state(progress.server, range(min(TRIED, blueprint.clients)))
@@ -99,29 +100,29 @@ class FederatedRun:
             ) from None
 
     def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
-        """The rounds that are left, over the grid."""
+        """Carry out the rounds that are left, over the grid."""
         with one_compute_thread():
             for reached, event in self.strategy.rounds(self.grid, progress):
                 yield reached, replace(event, at=logs.now()) if isinstance(event, Note | Round) else event
 
     def complete(self, progress: Progress) -> Progress:
-        """What clients keep stays with them."""
+        """The same: what clients keep stays with them."""
         return progress
 
     def welcome(self, progress: Progress) -> Newcomers | None:
-        """Late comers are members like others."""
+        """None: clients that join late are members like others."""
         return None
 
     def final_models(self, progress: Progress) -> FinalModels | None:
-        """They are with the clients."""
+        """None: the personal models are at the clients."""
         return None
 
     def close(self) -> None:
-        """Flower ends the connections."""
+        """Nothing: Flower ends the connections."""
 
 
 def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path | None = None) -> Result:
-    """Run a plan over a grid, or resume it, and tell Flower what came out."""
+    """Run a plan over a grid, or resume it, and return its metrics for Flower."""
     result = Result()
 
     def on_event(event: Event) -> None:
@@ -152,20 +153,12 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
     run = FederatedRun(strategy, grid)
     every_round = {"run": run.config.run.model_copy(update={"checkpoint_seconds": 0.0})}
     run.config = run.config.model_copy(update=every_round)
-    with suppress(OSError):  # where it cannot be made, `locked` says so
+    with suppress(OSError):  # if it cannot be made, `locked` raises an error
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     tracked = tracking(names_in(federation.track), folder.path, run.config)
     with folder.locked(), tracked as track:
         if folder.exists:
-            folder.check_same(strategy.config)
-            stored = folder.read_json("summary.json", "rounds") if folder.finished else {"rounds": 0}
-            done = stored["rounds"]
-            if "stopped" in stored:
-                raise RunError(f"{folder.path} holds a finished run, {stored['stopped']}: set federation.out")
-            if done >= strategy.config.train.rounds:
-                raise RunError(
-                    f"{folder.path} holds a finished run of {done} rounds: set train.rounds or federation.out"
-                )
+            _check_folder(folder, strategy.config)
         try:
             session.record(run, folder, on_event, track)
         except OSError as error:
@@ -177,8 +170,20 @@ def run_federation(strategy: PersonalisedStrategy, grid: Grid, out: str | Path |
     return result
 
 
+def _check_folder(folder: RunFolder, config: Config) -> None:
+    """RunError unless the run in a folder is the same experiment and has rounds left."""
+    folder.check_same(config)
+    stored = folder.read_json("summary.json", "rounds") if folder.finished else {"rounds": 0}
+    if "stopped" in stored:
+        raise RunError(f"{folder.path} holds a finished run, {stored['stopped']}: set federation.out")
+    if stored["rounds"] >= config.train.rounds:
+        raise RunError(
+            f"{folder.path} holds a finished run of {stored['rounds']} rounds: set train.rounds or federation.out"
+        )
+
+
 def sentence(event: Round, rounds: int) -> str:
-    """A round in a line of the log."""
+    """A round as a line of the log."""
     accuracy = ""
     if found := event.received:
         own = [right / n for right, n in zip(found.right, found.samples or [], strict=True) if n]

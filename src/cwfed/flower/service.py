@@ -1,8 +1,8 @@
-"""A real federation's server and its nodes: each a folder, and a command that keeps its programs running.
+"""A real federation's server and its nodes: each has a folder, and a command that keeps its programs running.
 
-The server's folder holds what it wants: the public keys of the nodes that are admitted (nodes/NAME.pub), the app, and
-whether a run should be under way (`wanted`). `Server.keep` makes it so again and again, whatever dies in between; the
-commands that change it only write files. A node's folder holds its settings (node.toml), its key and what it trusts.
+The server's folder holds the desired state: the public keys of the nodes to be admitted (nodes/NAME.pub), the app, and whether a run should be
+under way (`wanted`). Commands only change these files; `Server.keep` brings Flower's programs into that state, again and again,
+whatever dies in between. A node's folder holds its settings (node.toml), its key, and the keys that it trusts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cwfed.runs.folder import RunFolder
 log = logging.getLogger("cwfed.flower")
 
 LOOK_EVERY = 10.0
-"""Seconds between two questions how the run is, each of which takes a core for two seconds, after its last event, and between two starts of one that failed."""
+"""Seconds between two queries of the run's state (each takes a core for two seconds), after its last event, and between two starts of a run that failed."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -99,7 +99,7 @@ def _read(path: Path, kind: type[Section], what: str) -> Any:
 
 
 def check_name(name: str) -> str:
-    """A node's name is the name of its files, too."""
+    """The name of a node; CwfedError if it cannot be the name of a file."""
     if not NAME.fullmatch(name):
         raise CwfedError(f"{name!r} cannot be a node's name: take letters, digits, '.', '_' and '-', at most 100")
     return name
@@ -109,11 +109,11 @@ class ServerSettings(Section):
     """server.toml."""
 
     public: str
-    """Where the gate listens, for nodes."""
+    """The address at which the gate listens, for nodes."""
     control: int
-    """The SuperLink's port on the loopback, for whoever runs the federation."""
+    """The SuperLink's port on the loopback, for the operator's commands."""
     hosts: list[str]
-    """The names and addresses that the server's certificate is good for."""
+    """The names and addresses in the server's certificate."""
 
     _public = field_validator("public")(_is_address)
 
@@ -123,16 +123,16 @@ class NodeSettings(Section):
 
     name: str
     server: str
-    """The gate, as the node reaches it."""
+    """The address of the gate, as the node reaches it."""
     about: dict[str, str | int | bool]
-    """What the app is told: path, data, state, histogram; see docs/flower.md. Relative paths are in this folder."""
+    """The node config of the app: path, data, state, histogram (docs/flower.md). Relative paths are in this folder."""
 
     _server = field_validator("server")(_is_address)
 
 
 @dataclass
 class Server(Programs):
-    """The server's side, as long as `keep` runs; the other methods leave wishes for it in the folder."""
+    """The server: `keep` runs it; the other methods change the desired state in its folder."""
 
     settings: ServerSettings = field(init=False)
     run: int | None = field(default=None, init=False)
@@ -155,12 +155,12 @@ class Server(Programs):
 
     @property
     def admitted(self) -> dict[str, dict[str, Any]]:
-        """By name, the key that the SuperLink knows and the id that it gave it."""
+        """By name, the node's key that the SuperLink knows, and the id that it has given the node."""
         path = self.folder / "admitted.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def _spent(self) -> list[str]:
-        """Keys that were admitted and are no longer."""
+        """Keys that were admitted and are not any more."""
         path = self.folder / "nodes" / "spent"
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
@@ -168,10 +168,10 @@ class Server(Programs):
         """By name, the public keys that should be admitted."""
         return {path.stem: keys.public_key(path) for path in sorted((self.folder / "nodes").glob("*.pub"))}
 
-    # --- wishes
+    # --- the desired state
 
     def admit(self, name: str, key: Path) -> bool:
-        """Let a node in by its public key, in place of the one it had; whether it had one."""
+        """Admit a node by its public key, in place of the one that it had; returns whether it had one."""
         line, path = keys.public_key(key), self.folder / "nodes" / f"{check_name(name)}.pub"
         others = [other for other, known in self.wished().items() if known == line and other != name]
         if others:
@@ -185,15 +185,15 @@ class Server(Programs):
         return had
 
     def exclude(self, name: str) -> None:
-        """Let a node in no longer."""
+        """Do not admit a node any more."""
         path = self.folder / "nodes" / f"{check_name(name)}.pub"
         if not path.exists():
-            known = ", ".join(self.wished()) or "nobody"
-            raise CwfedError(f"{name} is not admitted here: {known} is")
+            known = ", ".join(self.wished()) or "none"
+            raise CwfedError(f"{name} is not admitted here; admitted nodes: {known}")
         path.unlink()
 
     def want(self) -> None:
-        """Have the app run, until it has completed."""
+        """Ask for a run of the app, until it has completed."""
         if not answers(self.settings.control):
             raise CwfedError(f"the server is not running: cwfed flower serve {self.folder}")
         if self.is_done():
@@ -206,21 +206,21 @@ class Server(Programs):
         files.write_whole(self.folder / "wanted", f"{logs.now()} {secrets.token_hex(8)}\n")
 
     def is_done(self) -> bool:
-        """Whether the run has all the rounds that the app wants."""
+        """Whether the run has all rounds of the app's settings."""
         return self.run_folder.rounds_done() >= read_plan(self.app).config.train.rounds
 
     def wish(self) -> str:
-        """The present wish for a run, another text every time that one is uttered; "" where there is none."""
+        """The present request for a run, a different text for every request; "" if there is none."""
         with suppress(FileNotFoundError):
             return (self.folder / "wanted").read_text(encoding="utf-8")
         return ""
 
     def want_no_longer(self) -> None:
-        """Have the run end; it can be started again."""
+        """Ask for the run to end; it can be started again."""
         (self.folder / "wanted").unlink(missing_ok=True)
 
     def wait_for_end(self) -> None:
-        """Until no run holds the run folder."""
+        """Wait until no run has the run folder locked."""
         until = time.monotonic() + programs.ANSWERS_WITHIN
         while True:
             try:
@@ -231,10 +231,10 @@ class Server(Programs):
                     raise RunError(f"the run does not end: {error}") from None
             time.sleep(0.5)
 
-    # --- making it so
+    # --- bringing Flower into that state
 
     def keep(self) -> None:
-        """Keep the SuperLink, the gate and the run going, until somebody ends this process."""
+        """Keep the SuperLink, the gate and the run going, until this process is ended."""
         with RunFolder(self.folder).locked():
             self._keep()
 
@@ -242,7 +242,7 @@ class Server(Programs):
         control, here = self.settings.control, self.folder
         self.connect_to(control, here / "ca.crt")
         if not (here / "superlink.db").exists():
-            (here / "admitted.json").unlink(missing_ok=True)  # a new SuperLink knows nobody
+            (here / "admitted.json").unlink(missing_ok=True)  # a new SuperLink knows no nodes
         self.run_superlink(control, here)
         self.run_gate(self.settings.public, control, here, here / "signatures")
         rest = 0.0
@@ -250,7 +250,7 @@ class Server(Programs):
             while True:
                 for name in self.revive():
                     log.warning("%s had ended and was started again", name)
-                    if name == "superlink":  # and with it the process of the run
+                    if name == "superlink":  # which ended the process of the run too
                         self.run, self._next_look = None, 0.0
                 if time.monotonic() > rest and answers(control):
                     try:
@@ -283,7 +283,7 @@ class Server(Programs):
         files.write_whole(self.folder / "admitted.json", json.dumps(admitted, indent=1))
 
     def _keep_run(self) -> None:
-        """Have a run while one is wanted, and none otherwise."""
+        """Start, stop or query the run, as the desired state says."""
         wish = self.wish()
         if self.run is not None and wish != self._wish:
             run, self.run, self._next_look = self.run, None, 0.0
@@ -293,7 +293,7 @@ class Server(Programs):
         if not wish or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY
-        if self.run is None and self.is_done():  # it was killed after its last words
+        if self.run is None and self.is_done():  # it was killed after its last round
             self.want_no_longer()
         elif self.run is None:
             here = {"out": str(self.folder / "run"), "admitted": str(self.folder / "admitted.json")}
@@ -318,7 +318,7 @@ class Server(Programs):
 
 @dataclass
 class Node(Programs):
-    """A node's side."""
+    """A node."""
 
     settings: NodeSettings = field(init=False)
 
@@ -332,13 +332,13 @@ class Node(Programs):
         return self.folder / "node"
 
     def new_key(self) -> Path:
-        """Make the node a key, in place of the one it had; the public one."""
+        """Make a new key for the node; returns the file of the public key."""
         if self.key.exists():
             self.key.rename(self.key.with_name("node.old"))  # until the server has admitted the new one
         return keys.node_key(self.folder, "node").with_suffix(".pub")
 
     def command(self) -> list[str]:
-        """The SuperNode: it runs signed apps only, on this node's data."""
+        """The command of the SuperNode, which runs signed apps only, on this node's data."""
         about = dict(self.settings.about)
         for key in ("path", "state"):
             if key in about:
@@ -348,7 +348,7 @@ class Node(Programs):
         return supernode(self.folder / "forks", self.settings.server, self.folder / "ca.crt", self.key, node, trusted)
 
     def keep(self) -> None:
-        """Keep the SuperNode going, until somebody ends this process."""
+        """Keep the SuperNode going, until this process is ended."""
         if not self.key.exists():
             raise CwfedError(f"this node has no key yet: cwfed flower key {self.folder}")
         self.home.mkdir(exist_ok=True)

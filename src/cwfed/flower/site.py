@@ -1,4 +1,4 @@
-"""What a node is: its name, its data, where it keeps its state, as its node config says; and the worker that this makes."""
+"""A node, as its node config describes it: its name, its data, the folder of its state; and the worker made from that."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from cwfed import data as sources
 from cwfed.core.errors import ConfigError
 from cwfed.data import Dataset, Federation, Shard, fixed_shard, of_client
 from cwfed.data.partition import split
-from cwfed.federation.config import Config, PrivacySection
+from cwfed.federation.config import Config
 from cwfed.federation.experiment import Blueprint, deal
+from cwfed.federation.sections import PrivacySection
 from cwfed.flower.account import Account
 from cwfed.flower.plan import Plan
 from cwfed.flower.work import Worker, data_key
@@ -26,22 +27,22 @@ from cwfed.privacy.noise import FromSystem, Noise, SystemDraws
 
 @dataclass(frozen=True)
 class Site:
-    """What a node is: its name, its data, where it keeps its state."""
+    """A node: its name, its data, and the folder of its state."""
 
     name: str
-    """By this the server knows the client again, whatever happens to its node."""
+    """The name by which the server recognises the client, whichever node it is on."""
     data: Dataset
     state: Path | None = None
-    """A folder of its own on this machine; None keeps nothing, for algorithms that need nothing."""
+    """A folder of its own on this machine; None: nothing is kept, for algorithms that need nothing."""
     tell_histogram: bool = False
-    """Whether the server is told the label histogram, for a better first model when this client joins late, and what was
-    counted of the client's models class by class. Never with `privacy.dp`."""
+    """Whether the server is told the label histogram, for a better first model if this client joins late, and the results of the client's
+    models by class. Never with `privacy.dp`."""
     dp_budget: float = 0.0
-    """The largest epsilon that this node lets its samples cost, whatever the plan says; 0 leaves it to the plan."""
+    """The largest epsilon that this node allows, whatever the plan says; 0: as the plan says."""
 
 
 def in_order(data: Dataset, names: Sequence[str]) -> Dataset:
-    """The same data with their classes in this order, of which they may have some."""
+    """The same data with the federation's classes in its order, of which the data may have some."""
     if not names or data.class_names == tuple(names):
         return data
     if unknown := [name for name in data.class_names if name not in names]:
@@ -53,7 +54,7 @@ def in_order(data: Dataset, names: Sequence[str]) -> Dataset:
 
 
 def node_worker(plan: Plan, site: Site, client: int, run: str = "") -> Worker:
-    """A node has one client's data, split by the client's name where they do not come split."""
+    """The worker of a node, which has one client's data; they are split by the client's name unless they are split already."""
     config, data = plan.config, in_order(site.data, plan.federation.class_names)
     seed, validation = config.split_seed, config.data.validation
     number = zlib.crc32(site.name.encode())
@@ -62,7 +63,7 @@ def node_worker(plan: Plan, site: Site, client: int, run: str = "") -> Worker:
     elif len(data.fixed_split) == 1:
         shard = fixed_shard(number, data.fixed_split[0], seed, validation)
     else:
-        raise ConfigError(f"the data of {site.name} are those of {len(data.fixed_split)} clients: a node is one")
+        raise ConfigError(f"{site.name} has the data of {len(data.fixed_split)} clients, and a node is one client")
     federation = Federation(data, {client: shard})
     blueprint = Blueprint(config, federation.shape, data.classes, plan.clients)
     if held_out := blueprint.algorithm.held_out():
@@ -75,7 +76,7 @@ def node_worker(plan: Plan, site: Site, client: int, run: str = "") -> Worker:
 
 
 def account_of(site: Site, privacy: PrivacySection) -> Account | None:
-    """A node's privacy account; none without differential privacy, which a node with a budget insists on."""
+    """A node's privacy account; None without differential privacy, which is an error for a node with a budget."""
     how = privacy.samples()
     if how is None:
         if site.dp_budget:
@@ -92,13 +93,13 @@ def account_of(site: Site, privacy: PrivacySection) -> Account | None:
 
 
 def node_noise(account: Account | None, federation: Federation) -> Noise:
-    """A node's noise: never from the plan's seed, which the server has."""
+    """A node's noise, which never comes from the plan's seed, because the server knows it."""
     key = data_key(federation)
     return FromSystem(account.noise_of(key) if account else lambda classes: SystemDraws().laplace(size=classes))
 
 
 def site_of(context: Context, plan: Plan) -> Site:
-    """A node as its node config describes it; one that only has a partition takes that share of the plan's data."""
+    """The node that a node config describes; one with only a partition number takes that share of the plan's data."""
     node = context.node_config
     name = str(node.get("name", node.get("partition-id", "")))
     if not name:
@@ -129,11 +130,11 @@ def _budget(given: Any) -> float:
 
 
 def _partition(config: Config, partition: int, partitions: int) -> Dataset:
-    """The share of one of the plan's clients, dealt out to as many as there are."""
+    """The share of one client, when the plan's data are dealt out to so many partitions."""
     section = config.data.model_copy(update={"clients": partitions})
     dealt = deal(config.model_copy(update={"data": section}))
     if partition not in dealt.shards:
         raise ConfigError(
-            f"the data are those of {len(dealt)} clients, and this node is partition {partition}: start as many"
+            f"the data have {len(dealt)} clients, and this node is partition {partition}: start {len(dealt)} nodes"
         )
     return of_client(dealt, partition)

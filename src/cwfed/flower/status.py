@@ -1,4 +1,4 @@
-"""How a federation is, read from its folder and its SuperLink: for its operator, and for what watches it."""
+"""The state of a federation, read from its folder and its SuperLink: for its operator, and for monitoring."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from cwfed.flower.programs import answers
 from cwfed.flower.service import Server
 
 SOON = 30.0
-"""Days before its end at which a certificate is worth a word."""
+"""Days before a certificate expires from which on that is a problem."""
 SHOWN = 5
-"""Notes."""
+"""The number of notes that are shown."""
 
 
 @dataclass
 class Health:
-    """What `cwfed flower status` says."""
+    """What `cwfed flower status` shows."""
 
     running: bool
     """Whether the SuperLink and the gate answer."""
     wanted: bool
     """Whether a run should be under way."""
     round: int = 0
-    """The last one that is done."""
+    """The last round that is done."""
     rounds: int = 0
     at: str = ""
-    """When that was."""
+    """When it was done."""
     finished: bool = False
     nodes: dict[str, str] = field(default_factory=dict)
     """By name: online, offline, or registered (never seen)."""
     certificate_days: float = 0.0
     notes: list[str] = field(default_factory=list)
-    """The last ones."""
+    """The last notes."""
     problems: list[str] = field(default_factory=list)
 
     def table(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Health:
 
 
 def health(server: Server) -> Health:
-    """Look at everything once."""
+    """The state of a federation now."""
     settings, path = server.settings, server.run_folder.path / "events.jsonl"
     happened: list[Event] = read(path) if path.exists() else []
     rounds = [event for event in happened if isinstance(event, Round)]

@@ -1,7 +1,7 @@
-"""A Flower strategy that carries any algorithm of cwfed: a model (or several) of its own for every client.
+"""A Flower strategy for any algorithm of cwfed, which sends every client a model (or several) of its own.
 
-The algorithm is the simulator's object, unchanged, and so is the round (`open_round.py`): the strategy sends its messages and
-reads the answers.
+The algorithm is the same object as in the simulator, and so is the round (`open_round.py`): the strategy sends its messages and reads
+the answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cwfed.flower.replies import Upload
 log = logging.getLogger("cwfed.flower")
 
 NOTHING = ArrayRecord(), ConfigRecord()
-"""Flower's steps are handed a common model and settings, which there are none of."""
+"""The arguments of Flower's steps for a common model and settings, which do not exist here."""
 ACCOUNTS = (
     "a federation: the noise is each node's own, and epsilon is what its own account said with its last update; rounds whose "
     "answer was lost cost too and are in that account only"
@@ -62,23 +62,23 @@ class PersonalisedStrategy(Strategy):
         self.members = Members(plan)
         self.post = post or Post(plan.federation)
         self.stop = self.post.stop
-        """Set by who wants the federation to end: at the next look for answers."""
+        """Set to end the federation at the next check for answers."""
         self._lobby = Lobby(self.members, self.post)
         self._pack = pack
         self._outbox = Outbox(self.algorithm, self.blueprint.initial, plan.clients)
         self._trains = None if trains is None else set(trains)
         self._measured = None if measured is None else set(measured)
         self.run = ""
-        """The federation's own name, the same over all restarts: by it clients keep what they keep for it apart."""
+        """The federation's own name, the same over all restarts. Clients use it for the folder of what they keep for this federation."""
         self._accepted: dict[int, int] = {}
-        """By client, the last round in which its update was good: what it kept of later rounds counts for nothing."""
+        """By client, the last round in which its update was good; what it kept in later rounds is not used."""
         self.sent: dict[int, Download] = {}
         """By client, what it was sent in this round."""
         self._notes: list[str] = []
-        """What is worth a sentence besides."""
+        """Further notes about this round."""
         self._said_of: set[int] = set()
         self._epsilon: dict[int, float | None] = {}
-        """By client, what it last said that differential privacy has cost it."""
+        """By client, the cost of differential privacy that it has reported last."""
         self.resume(self.first())
 
     def first(self) -> Progress:
@@ -86,7 +86,7 @@ class PersonalisedStrategy(Strategy):
         return Progress(0, self.blueprint.first_state(), peers={"run": secrets.token_hex(8)})
 
     def summary(self) -> None:
-        """Say what is about to happen."""
+        """Log what is about to be run."""
         federation, train = self.plan.federation, self.config.train
         log.info(
             "%s, %d rounds, at least %d nodes, %d parameters",
@@ -108,7 +108,7 @@ class PersonalisedStrategy(Strategy):
         out: str | Path | None = None,
         **unused: Any,
     ) -> Result:
-        """Run the federation: recorded in its run folder, and from where it was if it was broken off."""
+        """Run the federation and record it in its run folder; an interrupted one is resumed."""
         from cwfed.flower.server import run_federation
 
         if initial_arrays or num_rounds not in (0, self.config.train.rounds) or timeout or any(unused.values()):
@@ -119,16 +119,16 @@ class PersonalisedStrategy(Strategy):
         return run_federation(self, grid, out)
 
     def resume(self, progress: Progress) -> None:
-        """Take up where a run was."""
+        """Continue from the progress of a run."""
         self.progress, peers = progress, progress.peers
         self.opened = OpenRound(self.blueprint, progress, [])
         self.members.from_tree(peers)
         self._accepted = accepted_in(progress)
-        self.run = str(peers.get("run", self.plan.fingerprint))  # by which earlier versions named it
+        self.run = str(peers.get("run", self.plan.fingerprint))  # the name in earlier versions
         self._epsilon = {int(client): epsilon for client, epsilon in peers.get("epsilon", {}).items()}
 
     def rounds(self, grid: Grid, progress: Progress) -> Iterator[tuple[Progress, Event]]:
-        """Carry out the rounds that are left; after each, where the federation is and what happened."""
+        """Carry out the rounds that are left; yields the progress and an event after each."""
         self.resume(progress)
         give_up_in_vain(progress, self.config.train.rounds)
         unanswered = 0
@@ -139,12 +139,12 @@ class PersonalisedStrategy(Strategy):
             replies = self.post.exchange(grid, self.configure_train(number, *NOTHING, grid))
             first = next((reply for reply in replies if not replies_of.is_gone(reply)), None)
             if self.opened.asked and first is None:
-                unanswered += 1  # no round: everybody went away, or is far too slow
+                unanswered += 1  # not a round: all nodes went away, or are far too slow
                 yield before, Note(self._unanswered(unanswered, f"round {number}"))
                 continue
             unanswered = 0
             self.aggregate_train(number, chain(filter(None, [first]), replies))
-            del first  # with a model in it
+            del first  # it contains a model
             for note in self._measure(grid, number):
                 yield before, note
             for sentence in (*self._notes, *self._who_decides()):
@@ -154,7 +154,7 @@ class PersonalisedStrategy(Strategy):
             give_up_in_vain(self.progress, self.config.train.rounds)
 
     def _measure(self, grid: Grid, number: int) -> Iterator[Note]:
-        """Have the clients measure their models. The last round's numbers are what the run is for: there somebody must."""
+        """Let the clients measure their models. In the last round it is repeated until at least one does."""
         for tries in range(1, FUTILE + 1):
             if not self.opened.is_evaluated:
                 return
@@ -167,11 +167,11 @@ class PersonalisedStrategy(Strategy):
 
     def _unanswered(self, tries: int, what: str) -> str:
         if tries >= FUTILE:
-            raise RunError(f"nobody answered {what} in {tries} tries of {self.plan.federation.timeout:g} seconds")
-        return f"nobody answered {what}: it is tried again"
+            raise RunError(f"no node answered {what} in {tries} tries of {self.plan.federation.timeout:g} seconds")
+        return f"no node answered {what}: it is tried again"
 
     def gather(self, grid: Grid) -> list[str]:
-        """Wait until there are enough nodes; what changed among them, in sentences."""
+        """Wait until there are enough nodes; returns what changed among them, in sentences."""
         return self._lobby.gather(grid)
 
     # --- a round, in the steps that Flower knows
@@ -214,7 +214,9 @@ class PersonalisedStrategy(Strategy):
                 continue
             stack.put(client, upload.model)
             uploads.append(replace(upload, model={}))
-        uploads.sort(key=lambda upload: upload.update.client)  # answers come in any order, sums must not
+        uploads.sort(
+            key=lambda upload: upload.update.client
+        )  # answers arrive in any order, but sums need a fixed one
         updates = [upload.update for upload in uploads]
         opened.take(updates, stack.of([update.client for update in updates]))
         for upload in uploads:
@@ -230,10 +232,10 @@ class PersonalisedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send every client the model it has now, to be measured where the data are."""
+        """Send every client its present model, to be measured at the client."""
         messages = []
         is_last = server_round == self.config.train.rounds
-        may_stop = 0 < self.config.run.patience <= self.progress.waited + 1  # where this is not the best round
+        may_stop = 0 < self.config.run.patience <= self.progress.waited + 1  # if this is not the best round
         for client in self.members.here(grid.get_node_ids()):
             if not self._is_measured(client):
                 continue

@@ -1,9 +1,10 @@
-"""How long Flower's own programs wait before they look again, where nobody can set it.
+"""Shorter waits in Flower's own programs, where Flower has no setting for them.
 
-A message is announced before its numbers have arrived. Flower (1.41) asks for those, waits a second, then two, then four: what comes after 1.1 s is
-taken after 3, what comes after 3.1 s after 7. A SuperNode looks twice a second whether an answer is there, and as often for each part of it; one that asks for
-messages and gets none sleeps for three seconds, also where the gate has kept it waiting for twenty. Its helper, the SuperExec, asks it once a second whether there
-is work, and sooner only by asking more often. In the processes that cwfed starts, those of messages, the server's, the SuperNode and its helper, they look sooner.
+A message is announced before its numbers have arrived. Flower (1.41) asks for them, waits a second, then two, then four: what arrives after 1.1 s is
+taken after 3 s, what arrives after 3.1 s after 7 s. A SuperNode checks twice a second whether an answer has arrived, and as often for each part of
+it. If it asks for messages and gets none, it sleeps for three seconds, even if the gate has kept it waiting for twenty. Its helper, the
+SuperExec, asks it once a second whether there is work. In the processes that cwfed starts (those of messages, the server, the SuperNode and
+its helper) these waits are shorter.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from flwr.supercore.inflatable import inflatable_utils
 from cwfed.flower import bell
 
 FIRST, LONGEST = 0.1, 1.0
-"""Seconds: the first wait, and the longest of those that double."""
+"""Seconds of the first wait, and of the longest; waits double."""
 TRIES = 7200
-"""For as long as Flower tries."""
+"""So many that Flower's total time stays the same."""
 FOR_AN_ANSWER, AT_A_TIME = 0.5, 0.05
-"""Seconds between a SuperNode's looks, in its own memory, for the answer of the process that it has started: Flower's and ours."""
+"""Seconds between a SuperNode's checks, in its own memory, for the answer of a process that it has started: Flower's, and ours."""
 
 
 def ask_sooner() -> None:
-    """From now on, in this process and those that are forked from it."""
+    """Shorten the waits for numbers in this process, and in those forked from it."""
     for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
         sooner = {"initial_backoff": FIRST, "backoff_cap": LONGEST, "max_tries_per_object": TRIES}
         function.__kwdefaults__ = (function.__kwdefaults__ or {}) | sooner
 
 
 class Clock:
-    """Stands for the module `time` where a SuperNode waits."""
+    """Replaces the module `time` where a SuperNode waits."""
 
     def __init__(self) -> None:
         self._rested = time.monotonic()
@@ -43,7 +44,7 @@ class Clock:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Shorter for an answer; for a message, what is left since the last time: nobody is asked more often than Flower does."""
+        """Sleep a shorter time for an answer. For a message, sleep only what is left since the last time, so that Flower's rate of requests stays."""
         if seconds == FOR_AN_ANSWER:
             time.sleep(AT_A_TIME)
             return
@@ -52,7 +53,7 @@ class Clock:
 
 
 class AlarmClock:
-    """The same where a SuperNode's helper waits for work: the bell wakes it."""
+    """Replaces the module `time` where a SuperNode's helper waits for work: a bell wakes it."""
 
     def __init__(self, hung: int) -> None:
         self._bell = hung
@@ -61,13 +62,13 @@ class AlarmClock:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Until there is work, or for so long."""
+        """Sleep until there is work, but at most so long."""
         select.select([self._bell], [], [], seconds)
         bell.heard(self._bell)
 
 
 def run_supernode() -> None:
-    """Flower's own program `flower-supernode`, with these waits, that rings when there is work; what it is told is in `sys.argv`."""
+    """Run Flower's own program `flower-supernode` with these waits; it rings a bell when there is work. Its arguments are in `sys.argv`."""
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -75,7 +76,7 @@ def run_supernode() -> None:
     store_message = InMemoryNodeState.store_message
 
     def rung(state: InMemoryNodeState, message: Message) -> str | None:
-        stored = store_message(state, message)  # its task is there before it is
+        stored = store_message(state, message)  # its task is stored before the message
         if not message.metadata.reply_to_message_id:
             bell.ring("work")
         return stored
@@ -87,7 +88,7 @@ def run_supernode() -> None:
 
 
 def run_superexec() -> None:
-    """Flower's own program `flower-superexec`, which hears that."""
+    """Run Flower's own program `flower-superexec`, which listens to that bell."""
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec import run_superexec
 

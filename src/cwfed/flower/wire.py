@@ -1,11 +1,11 @@
-"""Our messages as Flower's records and back. What comes in is checked before it is read.
+"""Converts our messages to Flower's records and back. Incoming messages are checked before they are read.
 
-Numbers travel as numpy's file format, as Flower's own records do. They are read here by their header, never by
-`numpy.load`: a header may claim more memory than a machine has.
+Numbers are sent in numpy's file format, as in Flower's own records. They are read here by their header, never by `numpy.load`: a header may
+claim more memory than the machine has.
 
-Between processes Flower sends every record, every array and every 5 MiB of an array by a call of its own, from the server to the SuperLink, from there to the node
-and from there to the process of the message: some 20 calls three times for a network of eight tensors. So where a message has numbers, all of it
-travels as one piece of bytes (`wrapped`), which is Flower's own encoding of such a content.
+Between processes Flower sends every record, every array and every 5 MiB of an array by a separate call, from the server to the SuperLink, from
+there to the node, and from there to the process of the message: three times some 20 calls for a network of eight tensors. So a message with
+numbers is sent as one piece of bytes (`wrapped`), in Flower's own encoding.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from cwfed.core.types import Download, ExtraSpec, Params
 from cwfed.flower.numbers import Numbers, as_numpy
 
 PROTOCOL = "2.0"
-"""What the two sides of a federation must have in common. The first number changes with the meaning of a message, the second
-with the numbers that come out (a federation of both would not have the simulator's bits); all other versions go together."""
+"""The version that both sides of a federation must share. The first number changes with the meaning of a message, the second with the numbers
+that are computed (a mixed federation would not have the simulator's bits). Other versions of cwfed can be mixed."""
 HEADER = 256
-"""Bytes that numpy's header may take in front of the numbers."""
+"""The most bytes of numpy's header before the numbers."""
 LONGEST_HEADER = 2**14
-"""Bytes in which a header is looked for; numpy reads none of more than 10,000."""
+"""Bytes in which a header is searched; numpy reads none of more than 10,000."""
 LONGEST = 300
-"""Characters of a node's own words that go into a log or an event."""
+"""The most characters of a node's own text in a log or an event."""
 PIECE, PIECES = 4 * 2**20, "piece-"
-"""Bytes of a message that travel in one call at most, and what such pieces are called."""
+"""The most bytes of a message in one call, and the prefix of the names of such pieces."""
 LARGEST = 1e100
-"""No loss is larger (they are computed in float32), and sums of such numbers are finite."""
+"""The largest loss or sum that is accepted: losses are computed in float32, and sums of such numbers are finite."""
 
 Pack: TypeAlias = Callable[[Params], ArrayRecord]
-"""How tensors go into a message."""
+"""How tensors are put into a message."""
 
 
 class BadMessage(RunError):
-    """A message that is not what it should be; the sentence says how."""
+    """A message that is not as it should be; the sentence says why."""
 
 
 def wrapped(content: RecordDict) -> RecordDict:
-    """A message's content for the way between processes; one without numbers stays as it is."""
+    """A message's content as pieces of bytes, for sending between processes; a content without numbers stays as it is."""
     if not content.array_records:
         return content
     whole = memoryview(recorddict_to_proto(content).SerializeToString())
@@ -61,12 +61,12 @@ def wrapped(content: RecordDict) -> RecordDict:
 
 
 def is_wrapped(content: RecordDict) -> bool:
-    """Whether this is a content in pieces."""
+    """Whether a content is wrapped."""
     return f"{PIECES}0" in content
 
 
 def unwrapped(content: RecordDict) -> RecordDict:
-    """The content that was wrapped; one that was not is what it is."""
+    """The content that was wrapped; any other content stays as it is."""
     if not is_wrapped(content):
         return content
     pieces = [texts(content, f"{PIECES}{i}").get("") for i in range(len(content))]
@@ -80,7 +80,7 @@ def unwrapped(content: RecordDict) -> RecordDict:
 
 
 def said(words: object, longest: int = LONGEST) -> str:
-    """A node's own words, for a log or an event: not long, and on one line."""
+    """A node's own text, made safe for a log or an event: short, and one line."""
     return " ".join(plain(str(words), longest).split())
 
 
@@ -90,7 +90,7 @@ def to_record(params: Params) -> ArrayRecord:
 
 
 def from_record(record: Mapping[str, Array], what: str, forms: Mapping[str, ExtraSpec] | None = None) -> Params:
-    """The tensors of a record; where their forms are known, anything else is refused before it is decoded."""
+    """The tensors of a record. If their forms are known, a tensor of another form is refused before it is decoded."""
     if forms is not None and record.keys() != forms.keys():
         name = min(record.keys() ^ forms.keys())
         raise BadMessage(f"{what} lacks {name}" if name in forms else f"{what} has an unknown tensor {name}")
@@ -117,7 +117,7 @@ def _decode(array: Array, what: str, form: ExtraSpec | None) -> torch.Tensor:
         raise BadMessage(f"{what} has {len(array.data) - data.tell():,} bytes where its header says {size:,}")
     numbers: object = array.data
     if not isinstance(numbers, bytearray):
-        numbers = bytearray(array.data)  # a tensor must be writable
+        numbers = bytearray(array.data)  # torch needs writable memory
     try:
         return torch.from_numpy(np.frombuffer(numbers, dtype, offset=data.tell()).reshape(shape))
     except (TypeError, ValueError) as error:
@@ -130,9 +130,9 @@ def _check_form(shape: tuple[int, ...], dtype: np.dtype[Any], what: str, form: E
 
 
 def _as_they_are(numbers: NDArray[Any], what: str, form: ExtraSpec | None) -> torch.Tensor:
-    """Numbers of another process of a simulation, wherever they lie."""
+    """Numbers from another process of a simulation, without a copy."""
     _check_form(numbers.shape, numbers.dtype, what, form)
-    with warnings.catch_warnings():  # torch's, of memory that cannot be written to: what is lent is only read
+    with warnings.catch_warnings():  # torch warns of read-only memory, which is only read here
         warnings.simplefilter("ignore")
         return torch.from_numpy(numbers)
 
@@ -142,7 +142,7 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, ExtraSpec]]) -> None:
-    """Refuse a message that is larger than what it should hold, whatever it holds."""
+    """BadMessage if a message is larger than it can be with these forms."""
     size = sum(len(array.data) for record in records for array in record.values())
     most = sum(HEADER + int(np.prod(form.shape)) * form.dtype.itemsize for group in forms for form in group.values())
     if size > most:
@@ -150,7 +150,7 @@ def check_size(records: Iterable[ArrayRecord], forms: Iterable[Mapping[str, Extr
 
 
 def download_to(content: RecordDict, download: Download, pack: Pack = to_record) -> None:
-    """Put what a client is sent into a message. Nothing is no record: Flower's mods want exactly one in a message."""
+    """Put a download into a message. Empty notes get no record: Flower's mods want exactly one record of arrays in a message."""
     for i, model in enumerate(download.models):
         content[f"model-{i}"] = pack(model)
     if download.notes:
@@ -158,21 +158,21 @@ def download_to(content: RecordDict, download: Download, pack: Pack = to_record)
 
 
 def download_from(content: RecordDict, forms: Mapping[str, ExtraSpec]) -> Download:
-    """What a client was sent."""
+    """Read the download in a message."""
     names = [f"model-{i}" for i in range(sum(name.startswith("model-") for name in content.array_records))]
     models = [from_record(arrays(content, name), f"the received {name}", forms) for name in names]
     return Download(tuple(models), from_record(arrays(content, "notes"), "the received notes"))
 
 
 def upload_to(content: RecordDict, model: Params, extras: Params, pack: Pack = to_record) -> None:
-    """Put what a client sends into a message."""
+    """Put an upload into a message."""
     for name, params in (("model", model), ("beside", extras)):
         if params:
             content[name] = pack(params)
 
 
 def arrays(content: RecordDict, name: str) -> ArrayRecord:
-    """The numbers of this name in a message; what is not there is empty."""
+    """The record of arrays of this name in a message; empty if there is none."""
     return content.array_records.get(name, ArrayRecord())
 
 
@@ -186,7 +186,7 @@ def texts(content: RecordDict, name: str) -> ConfigRecord:
 def metrics(
     content: RecordDict, whole: Iterable[str], real: Iterable[str] = (), optional: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The metrics of a message that must be there: whole numbers from 0 on, and real ones; and real ones that may be missing."""
+    """The metrics of a message, checked: `whole` numbers from 0 on, `real` numbers, and real numbers that may be missing (`optional`)."""
     if "metrics" not in content.metric_records:
         raise BadMessage("the message has no 'metrics'")
     record = content.metric_records["metrics"]

@@ -1,4 +1,4 @@
-"""What a client does: train, measure, keep. One on a node, many in a simulation on Flower; the app in client.py answers messages with it."""
+"""A client's work: train, measure, keep. A node has one client, a simulation on Flower many; the app in client.py uses it to answer messages."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from cwfed.runs.folder import RunFolder
 log = logging.getLogger("cwfed.flower")
 
 KEPT = 4
-"""A client keeps its state of so many rounds: the one that the server has not said yet whether it was good, and a few before it,
-since a server that was restarted may ask for them again."""
+"""The number of rounds of which a client keeps its state: the last, of which it does not know yet whether the server accepted it, and a few before
+it, which a restarted server may ask for again."""
 
 
 class Worker:
-    """The work of clients whose data are here: one on a node, many in a simulation.
+    """Does the work of the clients whose data are here: one on a node, many in a simulation.
 
-    What a client trained is only its own when the server has taken it: until then the next round begins where the last
-    good one ended (`accepted`, 0 before the first), as for a client of the simulator whose update is refused or lost.
+    What a client has trained counts only if the server accepted its update. Otherwise the next round begins where the last accepted one
+    (`accepted`, 0 before the first) ended, as in the simulator for a client that is refused or lost.
     """
 
     def __init__(
@@ -63,11 +63,9 @@ class Worker:
         )
 
     def train(self, client: int, round_: int, accepted: int, got: Download, measure: bool) -> RecordDict:
-        """One visit: begin, train, finish; what goes up."""
+        """One visit (begin, train, finish); returns the upload."""
         visit = self.blueprint.visit(client, self._kept(client, accepted), got)
-        self._loop.rehearse(
-            None, visit
-        )  # what cannot be trained, or not with differential privacy, is said before it costs
+        self._loop.rehearse(None, visit)  # before the privacy account is charged: an error here must cost nothing
         epsilon = self._charge(client, round_)
         out = {n: torch.empty(1, *t.shape, dtype=t.dtype) for n, t in self.blueprint.initial.items()}
         (visited,) = self._loop.visit(round_, None, [visit], out)
@@ -83,7 +81,7 @@ class Worker:
             self._checkpoints(client).save(round_, {"round": round_, "kept": keep}, after=accepted)
         metrics: dict[str, Any] = {"samples": len(self.federation.shards[client].train)}
         metrics["penalty"] = visited.penalty
-        if self.blueprint.config.privacy.dp == "off":  # else it says of the samples what no noise covers
+        if self.blueprint.config.privacy.dp == "off":  # with DP the loss would reveal what no noise covers
             metrics["loss"] = visited.loss
         if epsilon is not None:
             metrics["epsilon"] = epsilon
@@ -98,7 +96,7 @@ class Worker:
         return content
 
     def _charge(self, client: int, round_: int) -> float | None:
-        """Enter the training that is about to begin in the privacy account, where there is one; epsilon after it."""
+        """Enter the training that is about to begin in the privacy account, if there is one; returns epsilon after it."""
         if self._account is None:
             return None
         train, samples = self.blueprint.config.train, len(self.federation.shards[client].train)
@@ -109,14 +107,14 @@ class Worker:
         return epsilon
 
     def _blurred(self, client: int, round_: int, model: Params) -> Params:
-        """The model as it is sent; what stays here is not changed."""
+        """The model as it is sent; the one that is kept is not changed."""
         dial = self.blueprint.config.privacy.dial()
         return model if dial.norms == "exact" else dial.turn(model, self.blueprint.task, self._noise, round_, client)
 
     def evaluate(
         self, client: int, round_: int, accepted: int, got: Download, kept_too: bool, keep: bool
     ) -> RecordDict:
-        """How good the model is that the server handed out after a round, and the client's own where it is asked for."""
+        """Measure the model that the server handed out after a round, and the client's own if the server asks for that."""
         kept, number = self._kept(client, accepted), round_ + 1
         visit = self.blueprint.visit(client, kept, got)
         metrics = self._measure("received", Candidate(visit), number)
@@ -137,15 +135,15 @@ class Worker:
         (score,) = self._loop.measure([candidate], round_)
         return score_to(phase, score, self.blueprint.metrics, self._tell_sums)
 
-    # --- what stays here
+    # --- what is kept here
 
     def _counts(self, client: int) -> list[float]:
-        """n_ij: the client's training samples by class."""
+        """n_ij: how many training samples of each class the client has."""
         counts: list[float] = self.federation.class_counts(client).tolist()
         return counts
 
     def folder(self, client: int) -> Path | None:
-        """Where a client's state and model are; None where nothing is kept."""
+        """The folder of a client's state and model; None if nothing is kept."""
         return self._state(client)
 
     def _checkpoints(self, client: int) -> Checkpoints:
@@ -167,7 +165,7 @@ class Worker:
         return kept
 
     def _write_model(self, client: int, model: Params) -> None:
-        """The personal model on the client's disk; `cwfed.load_model(folder, client)` reads it."""
+        """Write the personal model to the client's disk; `cwfed.load_model(folder, client)` reads it."""
         place = self._state(client)
         if place is None:
             return
@@ -194,8 +192,8 @@ class Worker:
 
 
 def score_to(phase: str, score: Score, own: Sequence[Own], tell_sums: bool) -> dict[str, Any]:
-    """A score as metrics of a message: with all its sums, which say how many samples of each class were tested, or only
-    with the metrics. What is beyond all bounds is -1: no loss is.
+    """A score as metrics of a message: with all its sums, which reveal how many samples of each class were tested, or with the metrics only.
+    A number that is not finite is sent as -1, which no loss can be.
     """
     loss = score.test_loss if math.isfinite(score.test_loss) else -1.0
     told: dict[str, Any] = {
@@ -216,5 +214,5 @@ def score_to(phase: str, score: Score, own: Sequence[Own], tell_sums: bool) -> d
 
 
 def data_key(federation: Federation) -> str:
-    """Says whether data are still the same."""
+    """A text that differs if the data or their split differ."""
     return f"{federation.data.digest} {federation.digest()}"

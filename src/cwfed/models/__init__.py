@@ -1,4 +1,4 @@
-"""The models: any module whose attribute `output_layer` names its last linear layer, one row a class."""
+"""The models: any module whose attribute `output_layer` names its last linear layer, which has one row per class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NORMS: dict[Norm, tuple[type[nn.Module], ...]] = {
     "layer": (nn.LayerNorm, nn.RMSNorm),
     "instance": (_InstanceNorm,),
 }
-"""The norm layers of each kind: what they are, not what they are called."""
+"""The types of norm layers of each kind."""
 
 MODELS: dict[str, Builder] = {"cnn": CNN, "resnet18": ResNet18, "fasttext": FastText, "mlp": MLP}
 
@@ -94,7 +94,7 @@ def build(name: str, shape: InputShape, classes: int, options: Mapping[str, Any]
 
 
 def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
-    """The output layer, found by the name the model gives it; a clear error where that does not fit."""
+    """The output layer that the model names; ConfigError if there is none, or if it does not fit."""
     name = name or type(model).__name__
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r} did not give a torch.nn.Module but a {type(model).__name__}")
@@ -118,7 +118,7 @@ def output_layer(model: nn.Module, classes: int, name: str = "") -> nn.Linear:
 
 
 class Again(nn.Module):
-    """A module that a container has once more: it is called, and is no part of the network by this name."""
+    """Stands for a module that a container has a second time: calling it calls that module, but its tensors have no second name."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Again(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self.__dict__["module"](*inputs, **named)
 
-    # Python looks these up in the class; what the module has not, it says itself
+    # Python looks these up in the class; the module itself raises an error for what it does not have
 
     def __getitem__(self, at: Any) -> Any:
         return self.__dict__["module"][at]
@@ -148,9 +148,9 @@ class Again(nn.Module):
 
 
 def under_one_name(network: nn.Module) -> None:
-    """A module with tensors that the network has under several names keeps the first, and is found as before under the others.
+    """Give a module that the network has under several names only its first name; calls by the other names still work.
 
-    `functional_call` puts tensors in by every name there is, and of a module that has two leaves them in.
+    `functional_call` replaces tensors under every name, and does not restore those of a module with two names.
     """
     known, others = set[int](), list[str]()
     for name, module in list(network.named_modules(remove_duplicate=False)):
@@ -172,9 +172,10 @@ def under_one_name(network: nn.Module) -> None:
 
 
 class Attached(nn.Module):
-    """The tensors of a module, by their names, without what it does: an nn.Sequential calls all that it has.
+    """The tensors of a module by their names, without its computation, because an nn.Sequential calls every module in it.
 
-    They are no layer. What `attach` adds to a network is not part of what it computes; what an algorithm adds to a layer in it may be.
+    It is not a layer: what `attach` adds to a network takes no part in what the network computes (what an algorithm adds to a layer of the
+    network may).
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -187,18 +188,18 @@ class Attached(nn.Module):
 
 
 def attach(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """Add tensors that an algorithm needs beside the network: they are its tensors by name, but none of its layers.
+    """Add tensors that an algorithm needs besides the network. They have names like its own tensors, but are not layers.
 
     Arguments:
-        network: to which they are added, in place.
-        name: of the place; their names begin with it.
-        module: has the tensors, such as a second network or a `holder`.
+        network: the network, which is changed in place.
+        name: the prefix of their names.
+        module: a module that has the tensors, such as a second network or a `holder`.
 
     Returns:
         The same network.
 
     Errors:
-        none of ours; torch refuses a name that the network has.
+        torch raises an error for a name that the network already has.
 
     Examples:
         >>> import cwfed, torch
@@ -212,8 +213,7 @@ def attach(network: nn.Module, name: str, module: nn.Module) -> nn.Module:
 
 
 def holder(tensors: Mapping[str, Tensor], statistics: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A module that only has these parameters (and buffers, for running statistics), for `attach`; a name with dots is a
-    place in it.
+    """A module that only has these parameters (and buffers, for running statistics), for `attach`. A name may have dots.
 
     Arguments:
         tensors: the parameters by name.
@@ -223,7 +223,7 @@ def holder(tensors: Mapping[str, Tensor], statistics: Mapping[str, Tensor] | Non
         The module.
 
     Errors:
-        none of ours; torch refuses a name twice.
+        torch raises an error for a name that occurs twice.
 
     Examples:
         >>> import cwfed, torch
@@ -256,7 +256,7 @@ def attached(network: nn.Module, name: str) -> bool:
 
 
 def detach(network: nn.Module) -> nn.Module:
-    """The network without what was attached to it, such as for predictions."""
+    """The network without what was attached to it, for example for predictions."""
     for name in getattr(network, "attached", ()):
         delattr(network, name)
     object.__setattr__(network, "attached", ())
@@ -264,9 +264,9 @@ def detach(network: nn.Module) -> nn.Module:
 
 
 def task_of(model: nn.Module, clients: int, classes: int, seed: int = 0) -> Task:
-    """What an algorithm may know: the model's layers in the order in which it registers them."""
+    """What an algorithm may know about the experiment; layers are in the order in which the model registers them."""
     layers: dict[str, tuple[str, ...]] = {}
-    names = parameters_of(model).keys()  # a weight that several layers share is the first one's
+    names = parameters_of(model).keys()  # a weight that several layers share belongs to the first
     for name, module in model.named_modules():
         parameters = (f"{name}.{p}" if name else p for p, _ in module.named_parameters(recurse=False))
         own = tuple(parameter for parameter in parameters if parameter in names)
@@ -289,5 +289,5 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
 
 
 def parameters_of(model: nn.Module) -> Params:
-    """The parameters by name, as they are (not a copy)."""
+    """The parameters by name; not copies."""
     return dict(model.named_parameters())

@@ -1,1 +1,1 @@
-"""What a client's uploads say about its data, and what blurs it: estimates of class counts, noise, row norms, DP-SGD."""
+"""What a client's uploads reveal about its data, and what protects it: estimates of class counts, noise, row norms, DP-SGD."""

@@ -1,17 +1,17 @@
 """Differential privacy for a client's samples: DP-SGD. Abadi et al., Deep Learning with Differential Privacy, 2016.
 
-A batch holds every sample with the chance q = B / n_i, independently (Poisson); with g_s the gradient of sample s,
+Every sample is in a batch with probability q = B / n_i, independently (Poisson sampling). With g_s the gradient of sample s,
 
     g = (sum_s g_s min(1, clip / ||g_s||) + noise * clip * N(0, I)) / B
 
-takes the place of the mean gradient. Two data sets of a client are neighbours if one has a sample more. After T steps the models
-that the client has sent are (epsilon, delta)-private for what Opacus' RDP accountant gives for (noise, q, T); q, T and n_i are public.
+replaces the mean gradient. Two data sets of a client are neighbours if one has one sample more. After T steps, the models that the client
+has sent are (epsilon, delta)-private, with the epsilon that Opacus' RDP accountant gives for (noise, q, T); q, T and n_i are public.
 
-WDR's penalty is made from the client's class distribution, which is private and no sum over samples, so no clipping covers it. It is
-made from a histogram instead that is drawn once, counts_j + Laplace(1 / e): (e, 0)-private, as one sample changes one count by 1. What is
-computed from it later costs nothing more; the two epsilons add up.
+WDR's penalty depends on the client's class distribution, which is private and not a sum over samples, so clipping does not cover it. It is
+computed from a noisy histogram instead that is drawn once, counts_j + Laplace(1 / e), which is (e, 0)-private, as one sample changes one count
+by 1. Whatever is computed from it later costs nothing more; the two epsilons add up.
 
-All of that holds against whoever cannot make the noise again (`noise.py`).
+All of this holds against anybody who cannot reproduce the noise (`noise.py`).
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SamplePrivacy:
     """The epsilon spent on the class histogram; 0 releases none."""
 
     def epsilon(self, samples: int, batch_size: int, steps: int) -> float | None:
-        """What so many steps of a client with so many samples cost; None is without bound."""
+        """The epsilon of so many steps of a client with so many samples; None: without bound."""
         epsilon = dp_sgd_epsilon(((self.noise, rate(samples, batch_size), steps),), self.delta)
         return None if epsilon is None else epsilon + self.histogram
 
     def class_counts(self, counts: NDArray[np.int64], noise: Noise, client: int) -> Tensor:
-        """The client's histogram as it may be used: the same noise in every round, so it is spent once."""
+        """The client's noisy histogram. The noise is the same in every round, so its epsilon is spent once."""
         if not self.histogram:
             raise ConfigError(
                 "privacy.dp: the algorithm uses the client's class distribution (WDR, or class counts that are sent), which clipped "
@@ -62,18 +62,18 @@ class SamplePrivacy:
 
 
 def noisy_histogram(counts: NDArray[np.int64], drawn: NDArray[np.float64], how: SamplePrivacy) -> Tensor:
-    """max(0, n_j + z_j / e) with z_j of the standard Laplace distribution; where nothing is left, all classes alike."""
+    """max(0, n_j + z_j / e) with z_j from the standard Laplace distribution; equal counts if all become 0."""
     noisy = np.maximum(0, counts + drawn / how.histogram)
     return torch.from_numpy(noisy if noisy.sum() > 0 else np.ones_like(noisy)).float()
 
 
 def rate(samples: int, batch_size: int) -> float:
-    """q: the chance of a sample to be in a batch."""
+    """q: the probability that a sample is in a batch."""
     return min(batch_size, samples) / samples
 
 
 def poisson_batches(samples: int, batch_size: int, epochs: int, rng: Draws) -> list[NDArray[np.int64]]:
-    """As many batches as epochs of full ones would have; each sample is in each with the chance batch_size / samples."""
+    """As many batches as there are full ones in these epochs; each sample is in each with probability batch_size / samples."""
     chance = rate(samples, batch_size)
     return [
         np.flatnonzero(rng.random(samples) < chance) for _ in range(steps_of_a_round(samples, batch_size, epochs))
@@ -92,7 +92,7 @@ def private_sum(gradients: Sequence[Tensor], how: SamplePrivacy, normals: Normal
 
 
 def check_model(model: nn.Module) -> None:
-    """An error for networks whose samples cannot be told apart, or only at an impossible price."""
+    """ConfigError for networks that mix samples, or for which noise would drown the signal."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             raise ConfigError("privacy.dp cannot be used with BatchNorm layers, which mix the samples of a batch")
@@ -103,7 +103,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def steps_of_a_round(samples: int, batch_size: int, epochs: int) -> int:
-    """As many as epochs of full batches have; a client smaller than a batch takes all it has."""
+    """The number of full batches in these epochs; a client smaller than a batch has one per epoch, of all its samples."""
     return epochs * (samples // min(batch_size, samples))
 
 
@@ -117,7 +117,7 @@ def spent(how: SamplePrivacy, visits: Mapping[int, tuple[int, int]], batch_size:
 
 
 def promise(spent: Spent, rounds: int) -> str:
-    """The guarantee at the end, said at the beginning. It would hold with another source of noise."""
+    """A note before round 1 about the guarantee after the last round."""
     known = [e for e in spent.epsilon.values() if e is not None]
     if not known:
         return "privacy.dp_noise = 0: gradients are clipped, but nothing is guaranteed"
@@ -128,7 +128,7 @@ def promise(spent: Spent, rounds: int) -> str:
 
 
 def require_budget(spent: Spent, budget: float) -> None:
-    """An error where a client would spend more than the budget; 0 is any."""
+    """ConfigError if a client would spend more than the budget; 0: any."""
     for client, epsilon in spent.epsilon.items():
         if budget and (epsilon is None or epsilon > budget):
             would = "without bound" if epsilon is None else f"{epsilon:.2f}"
@@ -140,9 +140,9 @@ def require_budget(spent: Spent, budget: float) -> None:
 
 @lru_cache(maxsize=4096)
 def dp_sgd_epsilon(trained: tuple[tuple[float, float, int], ...], delta: float) -> float | None:
-    """Opacus' RDP accountant: an upper bound for DP-SGD with Poisson sampling. None where steps without noise have none.
+    """Epsilon by Opacus' RDP accountant, an upper bound for DP-SGD with Poisson sampling; None if some steps have no noise.
 
-    `trained` has (noise, q, steps) of one training after the other.
+    `trained` has (noise, q, steps) for each training.
     """
     if any(noise == 0 for noise, _, _ in trained):
         return None

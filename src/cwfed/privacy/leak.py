@@ -1,4 +1,4 @@
-"""What an upload says about its sender's classes: estimates of p that a server can make, and how near they come.
+"""What an upload reveals about its sender's classes: estimates of p that a server can make, and how close they are.
 
 Pure. An estimate is one row of K shares a participant, p~; the truth is p, the same of its training data.
 
@@ -30,9 +30,9 @@ FEW = 4
 
 
 def estimates(uploaded: Params, sent: Params | None, extras: Params, task: Task) -> dict[str, Tensor]:
-    """By name, what a server can say of its participants' p; all arguments are stacked.
+    """By name, a server's estimates of its participants' p; all arguments are stacked.
 
-    `sent` is what each was given to start from, None where that was not one model.
+    `sent`: the model that each was sent; None if that was not exactly one model.
     """
     found: dict[str, Tensor] = {}
     weight, bias = task.output_weight, f"{task.output}.bias"
@@ -49,13 +49,13 @@ def estimates(uploaded: Params, sent: Params | None, extras: Params, task: Task)
 
 
 def above_least(values: Tensor) -> Tensor:
-    """Each row less its smallest entry, normalised to 1; uniform where all are equal."""
+    """Each row minus its smallest entry, normalised to sum 1; uniform if all entries are equal."""
     height = values - values.amin(1, keepdim=True)
     return mixing.norm_distribution(height[..., None])
 
 
 def measure(counts: NDArray[np.int64], found: Mapping[str, Matrix]) -> dict[str, Leak]:
-    """How near each estimate comes to the participants' class counts (participants x K, all of them)."""
+    """How close each estimate is to the participants' class counts (participants x K)."""
     samples = counts.sum(1)
     truth = counts / samples[:, None]
     is_absent = counts == 0
@@ -80,7 +80,7 @@ def measure(counts: NDArray[np.int64], found: Mapping[str, Matrix]) -> dict[str,
 
 
 def ranks(values: Matrix) -> Matrix:
-    """In each row 1 for the smallest; equal values share the mean of their ranks."""
+    """Ranks in each row, 1 for the smallest value; equal values get the mean of their ranks."""
     order = values.argsort(-1, kind="stable")
     ordered = np.take_along_axis(values, order, -1)
     place = np.arange(values.shape[-1])
@@ -96,16 +96,17 @@ def ranks(values: Matrix) -> Matrix:
 
 
 def rank_correlation(ranked: Matrix, others: Matrix) -> Matrix:
-    """Spearman's, row by row: Pearson's correlation of these ranks; NaN where either does not vary."""
+    """Spearman's correlation, row by row: Pearson's correlation of ranks; NaN if either is constant."""
     a, b = (r - r.mean(-1, keepdims=True) for r in (ranked, others))
     scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
     return _ratio((a * b).sum(-1), scale)
 
 
 def separation(ranked: Matrix, absent: NDArray[np.bool_]) -> Matrix:
-    """In each row of ranks the chance that a class the client lacks has a smaller estimate than one it has (the area under the ROC curve).
+    """For each row of ranks, the probability that a class which the client lacks has a smaller estimate than one that it has (the area under
+    the ROC curve).
 
-    1 tells them apart for certain, 1/2 is a coin. NaN for a client that has all classes.
+    1: they can be told apart with certainty; 1/2: not better than a coin. NaN for a client that has all classes.
     """
     present, lacking = (~absent).sum(-1), absent.sum(-1)
     above = np.where(absent, 0.0, ranked).sum(-1) - present * (present + 1) / 2

@@ -1,10 +1,10 @@
 """Where a client's noise comes from: a seed in a simulation, the operating system on a node.
 
-Noise protects a client as long as nobody else can make it again. A simulation draws it from `run.seed`, so that runs repeat
-and engines can be compared to the bit; that protects nobody. The server of a real federation has the plan and with it the seed: a node
-draws its noise (DP-SGD's, which samples are in a batch, the histogram's, the norm dial's) from the operating system's
-generator, which is made for secrets and cannot be asked again. numpy's and torch's own generators are not: from a few
-thousand of their numbers the rest can be computed, and torch's has 2^32 starting points on a CPU.
+Noise protects a client only if nobody else can reproduce it. A simulation draws it from `run.seed`, so that runs can be repeated and engines
+compared to the bit; this protects nobody. The server of a real federation knows the plan, and with it the seed. So a node draws its noise
+(DP-SGD's, which samples are in a batch, the histogram's, that of the row norms) from the operating system's generator, which is made for
+secrets and cannot be repeated. numpy's and torch's own generators are not safe: from a few thousand of their numbers the rest can be
+computed, and torch's has 2^32 starting points on a CPU.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from cwfed.core.rng import stream, torch_seed
 
 Numbers: TypeAlias = NDArray[np.float64]
 Normals: TypeAlias = Callable[[Tensor], Tensor]
-"""Standard normal numbers, as many as a tensor has and where it is."""
+"""A function that gives standard normal numbers, as many as a tensor has and on its device."""
 
 
 class SystemDraws:
-    """The few distributions that are needed, made from the operating system's random bits; named as numpy's are."""
+    """The few distributions that are needed, from the operating system's random bits; named as numpy's."""
 
     def random(self, size: int) -> Numbers:
-        """Uniform from 0 (possible) to 1 (not)."""
+        """Uniform numbers from 0 (included) to 1 (excluded)."""
         bits = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(11)
         return bits.astype(np.float64) * 2.0**-53
 
     def standard_normal(self, size: int) -> Numbers:
-        """Box and Muller: two normal numbers of two uniform ones. (By torch, which takes half of numpy's time.)"""
+        """Standard normal numbers by Box and Muller: two of two uniform ones. (By torch, which takes half of numpy's time.)"""
         half = -(-size // 2)
         uniform, turn = torch.from_numpy(self.random(2 * half)).view(2, half)
         radius, angle = (-2 * torch.log1p(-uniform)).sqrt(), 2 * math.pi * turn
@@ -61,7 +61,7 @@ class Noise(Protocol):
         """The noise of DP-SGD in a round."""
 
     def histogram(self, classes: int, client: int) -> Numbers:
-        """Standard Laplace numbers for the class histogram: the same whenever they are asked for, so they are spent once."""
+        """Standard Laplace numbers for the class histogram; always the same ones, so that their epsilon is spent once."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Seeded:
 
 @dataclass(frozen=True)
 class FromSystem:
-    """A node's noise. What must stay the same is drawn once and kept by `remembered`, on the node's disk."""
+    """A node's noise. The noise that must stay the same is drawn once and kept by `remembered`, on the node's disk."""
 
     remembered: Callable[[int], Numbers]
     """The histogram's noise, for so many classes."""

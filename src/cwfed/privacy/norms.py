@@ -1,14 +1,14 @@
-"""The privacy dial: a client blurs the row norms of its output layer before it uploads it.
+"""The privacy dial: a client blurs the row norms of its output layer before the upload.
 
-cwFedAvg's server reads p~ from these norms (that is how it works), so they are what WDR makes the upload say about the client's
-classes. Each row is rescaled and keeps its direction; all else in the upload stays as it is. With r_j the norm of row j:
+cwFedAvg's server needs these norms, from which it reads p~; with WDR they reveal the client's class distribution. Each row is rescaled and
+keeps its direction, and nothing else in the upload changes. With r_j the norm of row j:
 
     noise    r_j <- |r_j + strength * mean(r) * z_j|, z_j standard normal, drawn anew for every upload
     coarse   r_j <- the nearest of `levels` values from min(r) to max(r), equally apart; one level is mean(r)
 
-and then all r_j times one factor, so that their sum stays: what is added in every round would grow without bound.
-Additive noise, not relative: a class that the client lacks has a norm near 0, which any factor would leave there.
-This bounds nothing. What it does to a server's estimates is measured (`cwfed privacy`, docs/privacy.md).
+and then all r_j times one factor that keeps their sum, because what is added in every round would otherwise grow without bound. The noise is
+additive, not relative: a class that the client lacks has a norm near 0, and a factor would leave it there. This gives no guarantee; its effect
+on a server's estimates is measured (`cwfed privacy`, docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cwfed.core.types import Params, Task
 from cwfed.privacy.noise import Noise
 
 TINY = 1e-12
-"""Rows shorter than this have no direction that could be kept."""
+"""Rows shorter than this have no direction."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Dial:
     levels: int = 2
 
     def turn(self, model: Params, task: Task, noise: Noise, round_: int, client: int) -> Params:
-        """What this client uploads in place of its model; the model itself is not changed."""
+        """The model that a client uploads in place of its own, which is not changed."""
         if self.norms == "exact":
             return model
         weight = model[task.output_weight]

@@ -1,1 +1,1 @@
-"""Tables, pictures and pages: they read run folders only."""
+"""Tables, pictures and pages of finished runs; they read nothing but run folders."""

@@ -1,4 +1,4 @@
-"""The privacy audit of finished runs: how well the server could rebuild its clients' class counts. Reads events only."""
+"""The privacy audit of finished runs: how well the server could rebuild its clients' class counts. It reads events only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Line:
     round: int
     error: float
     guess: float | None
-    """The error of 1/K for every class, for comparison; None where the run has no portrait."""
+    """The error of the guess 1/K for every class, for comparison; None if the run has no portrait."""
     samples: float
     rank: float | None
     auc: float | None
@@ -58,7 +58,7 @@ class Line:
     mistaken: float | None
 
     def cells(self) -> tuple[str, ...]:
-        """As text, for a table."""
+        """The line as texts, for a table."""
         guess = "" if self.guess is None else f" ({self.guess:.2f})"
         return (
             self.run,
@@ -140,7 +140,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def some_rounds(lines: Sequence[Line]) -> list[Line]:
-    """The first, the middle and the last round of each run and estimate: what a table has room for."""
+    """The first, the middle and the last round of each run and estimate, for a table."""
     shown = []
     for same in _series(lines).values():
         places = dict.fromkeys((0, (len(same) - 1) // 2, len(same) - 1))
@@ -170,7 +170,7 @@ PANELS = {
 
 
 def picture(records: Sequence[RunRecord]) -> Figure:
-    """Error, rank correlation and separation over the rounds: a colour a method, as in every picture, and a stroke an estimate."""
+    """Error, rank correlation and separation over the rounds: one colour per method, as in every picture, and one stroke per estimate."""
     group = Group("", methods(records))
     found = [
         (method.label, look, [_lines(method.label, record) for record in method.records])

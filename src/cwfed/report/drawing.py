@@ -1,4 +1,4 @@
-"""What all pictures of matplotlib share: how they are saved, and how names, rounds, bytes and legends are written."""
+"""What all matplotlib pictures share: how they are saved, and how names, rounds, bytes and legends are written."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from cwfed.report.style import Look
 mpl.rcParams |= {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "cwfed"}
 FORMATS = ("png", "pdf", "svg")
 LARGE_PNG = 200_000
-"""Bytes."""
+"""Bytes from which on a PNG is reduced to 256 colours."""
 MOST_TICKS = 12
-"""So many names an axis has room for."""
+"""The most names on an axis."""
 BYTES = EngFormatter("B")
-"""10 GB, not 10G."""
+"""Formats bytes as 10 GB, not 10G."""
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """An error for a format that cannot be written; before hours of work, not after."""
+    """ConfigError for a format that cannot be written; to be called before hours of work."""
     for ending in formats:
         if ending not in FORMATS:
             raise ConfigError(f"unknown picture format {ending!r}: known are {', '.join(FORMATS)}")
 
 
 def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """The figure in each format; the same figure gives the same bytes."""
+    """Save a figure in each format; the same figure gives the same bytes."""
     check_formats(formats)
     dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in formats]
@@ -52,7 +52,7 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[
 
 
 def _save_small_png(figure: Figure, path: Path) -> None:
-    """Large drawings of lines and letters with 256 colours, which nobody sees; shades of heat maps stay as they are."""
+    """Save large drawings of lines and letters with 256 colours, which is not visible; heat maps keep all shades."""
     whole = io.BytesIO()
     figure.savefig(whole, format="png", dpi=130)
     if whole.tell() < LARGE_PNG or any(axes.images for axes in figure.axes):
@@ -63,12 +63,12 @@ def _save_small_png(figure: Figure, path: Path) -> None:
 
 
 def plain(text: str) -> str:
-    """Text that comes from data: its dollars are no mathematics."""
+    """Text from data, with its dollar signs escaped: they do not begin mathematics."""
     return text.replace("$", r"\$")
 
 
 def legend_text(label: str) -> str:
-    """Long labels in several lines: the picture is for the curves."""
+    """A label in several lines if it is long, to leave room for the curves."""
     return plain(textwrap.fill(label, 32))
 
 
@@ -88,12 +88,12 @@ def line_of(look: Look, points: int = 0) -> dict[str, Any]:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """There is no round 2.5 and no client 2.5."""
+    """Only whole numbers on an axis: there is no round 2.5."""
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def name_places(axes: Axes, axis: Axis, names: Sequence[object]) -> None:
-    """Names along an axis that counts from 0: all, or so many that they can be read."""
+    """Write names along an axis that counts from 0: all of them, or as many as can be read."""
     step = next(s for s in (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 10**9) if ceil(len(names) / s) <= MOST_TICKS)
     texts = [plain(textwrap.shorten(str(name), 14, placeholder="…") or str(name)[:13]) for name in names]
     is_long = axis is axes.xaxis and max(map(len, texts), default=0) > 3 and len(texts) > 4
@@ -101,7 +101,7 @@ def name_places(axes: Axes, axis: Axis, names: Sequence[object]) -> None:
 
 
 def legend_beside(axes: Axes, **more: Any) -> None:
-    """Beside the picture, where it covers nothing; the figure grows with it."""
+    """Put the legend beside the picture, where it covers nothing."""
     if not axes.get_legend_handles_labels()[0]:
         return
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, **more)

@@ -1,4 +1,4 @@
-"""The pictures of an experiment for papers and READMEs, drawn with matplotlib: every function gives a figure."""
+"""The pictures of an experiment for papers and READMEs, with matplotlib; every public function returns a figure or draws on axes."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def draw_curves(
 
 
 def spread_in_words(group: Group) -> str:
-    """What the curves are means of and what their bands are."""
+    """A sentence about what the curves are means of, and what their bands are."""
     return tables.averaged([method.row for method in group.methods], "band: ±")
 
 
 def phases_in_words(group: Group, y: Vertical | str = "accuracy") -> str:
-    """What "received" and "trained" behind a name mean, where they stand there."""
+    """A sentence about what "received" and "trained" after a name mean, if names have them."""
     says = group.labels(y) != [method.label for method in group.methods]
     told = ", ".join(f"{phase}: {words}" for phase, words in PHASE_WORDS.items())
     return f"Each method in the phase on which it is reported ({told})." if says else ""
@@ -83,7 +83,7 @@ def curves(group: Group, y: Vertical = "accuracy", x: Horizontal = "round") -> F
 
 
 def _curves_of(group: Group, y: Vertical) -> Figure | None:
-    """Curves of what runs of earlier versions do not have."""
+    """Curves of a metric that runs of earlier versions may not have."""
     return curves(group, y) if any(method.series(y).y for method in group.methods) else None
 
 
@@ -138,7 +138,7 @@ def _best(method: Method, phase: Phase) -> str:
 
 
 def clients(group: Group) -> Figure:
-    """The accuracy of each client under each method, worst to best: who is left behind."""
+    """The accuracy of each client under each method, worst to best."""
     figure, axes = _titled(group, group.labels())
     for record, look, label in zip(group.records, group.looks, group.labels(), strict=True):
         places, values = worst_to_best(list(record.client_accuracies().values()))
@@ -154,7 +154,7 @@ def clients(group: Group) -> Figure:
 
 
 def _one_run(group: Group) -> str:
-    """What a picture of single clients is of, where the experiment has several seeds."""
+    """A sentence about which run a picture of single clients shows."""
     several = any(len(method.records) > 1 for method in group.methods)
     return f"Best round of the run with seed {group.records[0].started.seed}." if several else "Best round."
 
@@ -178,7 +178,7 @@ def classes(group: Group) -> Figure | None:
 
 
 def gains(group: Group) -> Figure | None:
-    """Points that each client gains or loses against Local and FedAvg; of many clients sorted curves."""
+    """Points that each client gains or loses against Local and FedAvg; for many clients as sorted curves."""
     found = {
         base: {i: gained for i in range(len(group.methods)) if (gained := group.gains(base, i))}
         for base in group.baselines()
@@ -237,17 +237,18 @@ def distributions(group: Group) -> Figure | None:
 
 
 def nearness(record: RunRecord) -> str:
-    """How near p~ was to p in a run's last round: a flat p~ may correlate well and still be far away."""
+    """How close p~ was to p in a run's last round, by correlation and distance: a flat p~ may correlate well and still be far away."""
     last = record.rounds[-1]
     known = (("correlation", last.correlation, ".2f"), ("||p - p~||", last.distance, ".3f"))
     return ", ".join(f"{what} {value:{digits}}" for what, value, digits in known if value is not None)
 
 
 def read_distributions(record: RunRecord) -> tuple[NDArray[Any], NDArray[Any]]:
-    """p and p~ of all portrayed clients that trained, flat."""
+    """p and p~ of the portrayed clients that trained last, flat: of what they sent, or of their models where no output layer is sent."""
     portrait = record.portrait
     assert portrait is not None
-    rows = [(p, norms) for p, norms in zip(portrait.distribution, portrait.trained, strict=True) if norms]
+    read = portrait.trained if portrait.sent is None else portrait.sent
+    rows = [(p, norms) for p, norms in zip(portrait.distribution, read, strict=True) if norms]
     p = np.array([p for p, _ in rows])
     lengths = np.array([norms for _, norms in rows]).reshape(p.shape)
     return p.ravel(), (lengths / lengths.sum(-1, keepdims=True).clip(1e-12)).ravel()

@@ -1,4 +1,4 @@
-"""Finished runs, read back for reports: only whole ones, and only what their folders say."""
+"""Reads finished runs for reports: only complete ones, and only from their folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cwfed.core.events import PhaseResult, Portrait, Round, Started
 from cwfed.core.files import sha256
 from cwfed.core.metrics import is_share
 from cwfed.core.types import PHASES, Phase
-from cwfed.data import classes_held_by_nobody
+from cwfed.data import missing_classes
 from cwfed.federation.config import FREE_TO_CHANGE, Config
 from cwfed.federation.settings import flat
 from cwfed.runs import archive
@@ -90,17 +90,17 @@ class RunRecord:
 
     @property
     def portrait(self) -> Portrait | None:
-        """The models at the end; runs of earlier versions have none."""
+        """The portrait of the models at the end; None for runs of earlier versions."""
         return self.rounds[-1].portrait
 
     @property
     def class_names(self) -> list[str]:
-        """As the data set has them."""
+        """The names of the classes in the data set."""
         return [str(name) for name in self.manifest["data"]["classes"]]
 
     @property
     def histogram(self) -> NDArray[np.int64]:
-        """Samples of each client by class; empty where only the clients know it."""
+        """Samples of each client by class; empty if only the clients know them."""
         return np.asarray(self.manifest["split"]["histogram"])
 
     @cached_property
@@ -115,13 +115,13 @@ class RunRecord:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its numbers should know; runs of earlier versions did not say which classes nobody holds."""
+        """The run's notes; for runs of earlier versions also that no client holds some classes."""
         found = list(self.summary.notes)
         if self.histogram.size:
             about, chosen = self.manifest["data"], self.config.data
             held = int(self.histogram.sum())
             samples = chosen.samples or int(about.get("samples", held))
-            found += classes_held_by_nobody(self.histogram, about["classes"], samples, chosen.room)
+            found += missing_classes(self.histogram, about["classes"], samples, chosen.room)
         if release(made := self.manifest["versions"]["cwfed"]) != THIS:
             found.append(
                 f"made by cwfed {made}, this is {__version__}: where a method was corrected, results differ (CHANGELOG.md)"
@@ -150,7 +150,7 @@ class RunRecord:
         return 100 * value if value is not None and is_share(name) else value
 
     def along(self, x: Horizontal) -> list[float]:
-        """Where each round ends: its number, or the bytes or seconds up to there."""
+        """The x of each round: its number, or the bytes or seconds up to its end."""
         if x == "round":
             return [float(r.round) for r in self.rounds]
         if x == "bytes":
@@ -174,13 +174,11 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
 
     The summary is computed anew from the events and must be the one that was written. The path may be an archive (`archive`).
     """
-    if archive.is_archive(path):
-        with archive.opened(path) as scratch:
-            try:
-                return replace(read_run(scratch, label), path=Path(path))
-            except CwfedError as error:
-                raise RunError(str(error).replace(str(scratch), str(path))) from None
-    folder = RunFolder(path)
+    with archive.readable(path) as readable:
+        return replace(_read(RunFolder(readable), label), path=Path(path))
+
+
+def _read(folder: RunFolder, label: str) -> RunRecord:
     summary, happened = folder.result()
     manifest = _read_manifest(folder)
     config = folder.config_of_result()
@@ -194,7 +192,9 @@ def read_run(path: str | Path, label: str = "") -> RunRecord:
 def _read_manifest(folder: RunFolder) -> dict[str, Any]:
     manifest, facts = folder.read_json("manifest.json"), folder.facts()
     if any(len(row) != len(facts.data.classes) for row in facts.split.histogram):
-        raise RunError(f"{folder.path / 'manifest.json'} is damaged: its histogram does not have a column a class")
+        raise RunError(
+            f"{folder.path / 'manifest.json'} is damaged: its histogram does not have one column per class"
+        )
     made = facts.versions.get("cwfed", "an unknown version")
     if (when := release(made)) is None or when < FIRST_READ:
         raise RunError(f"{folder.path} was made by cwfed {made}, which this version, {__version__}, cannot read")
@@ -206,7 +206,7 @@ def _read_manifest(folder: RunFolder) -> dict[str, Any]:
 def _check_together(
     folder: RunFolder, config: Config, manifest: dict[str, Any], started: Started, rounds: Sequence[Round]
 ) -> None:
-    """Config, manifest and events must be of one run."""
+    """RunError unless config, manifest and events belong to one run."""
     facts = [
         (config.algorithm_name, config.run.seed),
         (manifest["algorithm"], manifest["seed"]),
@@ -234,12 +234,12 @@ class LeftOut:
 
 
 def folders(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Run folders and archives among and below the given ones, each once; a folder that lost a file is still one."""
+    """Run folders and archives among and below the given paths, each once; a folder that has lost a file still counts."""
     seen = set()
     for path in map(Path, paths):
         if not path.is_dir() and not archive.is_archive(path):
             raise RunError(
-                f"{path} is no folder and no archive: give a run's folder, one with runs below it, or what cwfed export made"
+                f"{path} is neither a folder nor an archive: give a run's folder, one with runs below it, or what cwfed export made"
             )
         below = {file.parent for name in RUN_FILES for file in path.rglob(name)}
         below |= set(filter(archive.is_archive, path.rglob(f"*{archive.ENDING}")))
@@ -274,7 +274,7 @@ def collect(paths: Iterable[str | Path]) -> tuple[list[RunRecord], list[LeftOut]
 
 
 def why_left_out(path: Path, error: CwfedError) -> str:
-    """In a sentence: what is wrong with a run that cannot be read."""
+    """A sentence about what is wrong with a run that cannot be read."""
     folder = RunFolder(path)
     if folder.finished or archive.is_archive(path):
         return str(error)

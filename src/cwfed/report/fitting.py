@@ -1,4 +1,4 @@
-"""Tables for a terminal of any width. A number is never cut: what does not fit stands in another table below."""
+"""Tables for a terminal of any width. A number is never cut: columns that do not fit are in another table below."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from cwfed.core.errors import MOST_NAME, MOST_TEXT, plain
 
 FOLDED = 12
-"""A column of words may become this narrow; then they go on in the next line."""
+"""The least width of a column of words, which are then wrapped."""
 HEADING = 9
 """A word of a heading has this much room: "algorithm", "validated". Longer ones may go on in the next line."""
 
@@ -27,16 +27,16 @@ class FittedTable:
 
     header: Sequence[str]
     words: Collection[str] = ()
-    """The columns besides the first that hold words: to the left, and folded where room is short. The others hold numbers."""
+    """The columns besides the first that have words: aligned left, and wrapped if they do not fit. The others have numbers."""
     names: Collection[str] = ()
-    """The columns that say, with the first, what a line is about: each of several tables has them."""
+    """The columns that, with the first one, say what a line is about; if there are several tables, each has them."""
     title: str = ""
     caption: str = ""
     framed: bool = True
     rows: list[Sequence[str | Text]] = field(default_factory=list)
 
     def add_row(self, *cells: str | Text) -> None:
-        """A line of the table; texts are taken as they are, without markup."""
+        """Add a line; texts are shown as they are, without markup."""
         self.rows.append([_cell(cell) for cell in cells])
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class FittedTable:
         self.title, self.caption = plain(self.title, keep="\n"), plain(self.caption, 5 * MOST_TEXT, keep="\n")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As rich wants it."""
+        """Draw the table, for rich."""
         blocks = self._blocks(options.max_width)
         for number, widths in enumerate(blocks):
             table = Table(title=Text(self.title) if self.title and not number else None, padding=(0, 1))
@@ -80,7 +80,7 @@ class FittedTable:
         return [self._share(block, needs, wants, room) for block in blocks]
 
     def _share(self, block: Sequence[int], needs: Sequence[int], wants: Sequence[int], room: int) -> dict[int, int]:
-        """Each column what it needs, and equal parts of the rest to those that want more."""
+        """Give each column what it needs, and divide the rest equally among those that want more."""
         widths = {i: needs[i] for i in block}
         spare = max(0, room - self._width(list(widths.values())))
         by_wish = sorted(block, key=lambda i: wants[i] - needs[i])

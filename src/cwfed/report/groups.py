@@ -1,4 +1,4 @@
-"""Finished runs side by side: those of a method, and the methods that can be ranked, which is what reports are about."""
+"""Groups of finished runs, for reports: the runs of a method, and the methods that can be ranked together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ APART = "Runs that differ in more than algorithm and seed are experiments of the
 
 
 class Series(NamedTuple):
-    """A curve over the rounds: the mean over seeds, and their standard deviation where there are several."""
+    """A curve over the rounds: the mean over seeds, and for several seeds their standard deviation."""
 
     x: list[float]
     y: list[float]
@@ -53,12 +53,12 @@ class Method:
 
     @property
     def phase(self) -> Phase:
-        """On which it is reported."""
+        """The phase on which it is reported."""
         return self.first.started.phase
 
     @property
     def unlike(self) -> tuple[int, str]:
-        """How far its settings are from the algorithm's own, to put variants of an algorithm in one order everywhere."""
+        """A key that sorts variants of an algorithm by how far their settings are from the defaults, the same everywhere."""
         given = self.first.config.algorithm
         usual = (
             {} if algorithms.foreign(given) else algorithms.describe(algorithms.build(given["name"]), given["name"])
@@ -78,7 +78,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that can be ranked: they differ in algorithm and seed, and in nothing else that decides the results."""
+    """Runs that can be ranked together: they differ in algorithm and seed, but in nothing else that results depend on."""
 
     title: str
     methods: list[Method]
@@ -101,7 +101,7 @@ class Group:
         return [shared.get(i, method.first) for i, method in enumerate(self.methods)]
 
     def aligned(self) -> dict[int, RunRecord]:
-        """By method, its run on the one split that most methods have: there client 3 is the same client."""
+        """By method, its run on the split that most methods share, so that client 3 is the same client for all."""
         by_split: dict[str, dict[int, RunRecord]] = {}
         for i, method in enumerate(self.methods):
             for record in method.records:
@@ -110,7 +110,7 @@ class Group:
 
     @cached_property
     def looks(self) -> list[Look]:
-        """How each method is drawn; of several variants of an algorithm the plainest one has the algorithm's own look."""
+        """How each method is drawn; the plainest of several variants of an algorithm has the algorithm's own look."""
         if self.of_settings:
             return looks_of_settings(len(self.methods))
         order = sorted(range(len(self.methods)), key=lambda i: self.methods[i].unlike)
@@ -123,18 +123,18 @@ class Group:
         return len({method.phase for method in self.methods}) > 1
 
     def labels(self, y: Vertical | str = "accuracy") -> list[str]:
-        """What each method is called in a picture of `y`: with its phase, where that is not the same for all of them."""
+        """The name of each method in a picture of `y`, with its phase unless that is the same for all."""
         says_phase = self.mixes_phases and is_of_reported_phase(y)
         return [f"{m.label}, {m.phase}" if says_phase else m.label for m in self.methods]
 
     def meaning(self, y: Vertical | str) -> str:
-        """What the axis of `y` says: with the phase, where it is the same for all methods."""
+        """The label of the axis of `y`, with the phase if it is the same for all methods."""
         known = {str(name): meaning for name, meaning in MEANINGS.items()}
         says_phase = not self.mixes_phases and is_of_reported_phase(y)
         return known.get(y, words(y)) + (f" ({PHASE_WORDS[self.methods[0].phase]})" if says_phase else "")
 
     def own_metrics(self) -> list[str]:
-        """The users' own that any of the methods was measured by."""
+        """The user's own metrics that any of the methods has."""
         names = dict.fromkeys(name for method in self.methods for name in method.row["metrics"])
         return [name for name in names if name not in BUILT_IN]
 
@@ -152,7 +152,7 @@ class Group:
         return wanted or [min(shared)]
 
     def gains(self, base: int, other: int) -> dict[int, float]:
-        """By client, the points of accuracy it has more under `other` than under `base`; none if they cannot be compared."""
+        """By client, how many points its accuracy is higher under `other` than under `base`; empty if they cannot be compared."""
         shared = self.aligned()
         if base == other or base not in shared or other not in shared:
             return {}
@@ -173,7 +173,7 @@ def group(records: Sequence[RunRecord]) -> list[Group]:
 
 
 def methods(records: Sequence[RunRecord]) -> list[Method]:
-    """Runs by algorithm and settings, with labels that tell them apart; seeds of the same belong together."""
+    """Runs grouped by algorithm and settings, with labels that differ; the seeds of one method are together."""
     by_settings: dict[str, list[RunRecord]] = {}
     for record in records:
         same = [record.settings(), record.manifest["data"]["digest"]]

@@ -1,4 +1,4 @@
-"""Heat maps with matplotlib: who holds what, output norms, mixtures, classes. Darker is more, and nothing is white."""
+"""Heat maps with matplotlib: which client holds what, output norms, mixtures, classes. Darker is more, and zero is white."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Panel(NamedTuple):
     title: str
     values: NDArray[Any]
     unit: str
-    """Beside the colour bar; panels of one unit in a row have one scale."""
+    """The label of the colour bar; panels with the same unit in a row share a scale."""
     rows: str = "client"
     columns: str = "class"
     diverging: bool = False
-    """Differences: centred at zero."""
+    """Whether these are differences, with a scale centred at zero."""
     row_names: Sequence[object] | None = None
-    """Where the rows are not 0, 1, 2 and so on."""
+    """The names of the rows, if they are not 0, 1, 2 and so on."""
     column_names: Sequence[object] | None = None
     said: str = ""
-    """What is left out."""
+    """A sentence about what is left out."""
     top: float | None = None
-    """Where the colours end, if not at the largest value."""
+    """The value at which the colours end, if it is not the largest."""
 
 
 def scale_of(panels: Sequence[Panel]) -> tuple[float, float]:
-    """The one scale of these panels: from 0, or the same on both sides of it."""
+    """The common scale of these panels: from 0, or symmetric around it."""
     found = np.concatenate([np.asarray(panel.values, dtype=float).ravel() for panel in panels])
     known = found[np.isfinite(found)]
     top = float(np.abs(known).max() if panels[0].diverging else known.max()) if known.size else 1.0
@@ -73,7 +73,7 @@ def draw_with_bar(figure: Figure, axes: Axes, panel: Panel) -> None:
 
 
 def _beyond(panels: Sequence[Panel], scale: tuple[float, float]) -> str:
-    """At which ends of the scale its colour bar is pointed, because there are values beyond it."""
+    """The ends of the colour bar that are drawn pointed, because there are values beyond them."""
     has_less = any(np.nanmin(panel.values, initial=0.0) < scale[0] - 1e-6 for panel in panels)
     has_more = any(np.nanmax(panel.values, initial=0.0) > scale[1] + 1e-6 for panel in panels)
     return ("neither", "max", "min", "both")[2 * has_less + has_more]
@@ -102,7 +102,7 @@ def heat_maps(lines: Sequence[Sequence[Panel]]) -> Figure:
 
 
 def in_lines(panels: Sequence[Panel], columns: int = 4) -> list[list[Panel]]:
-    """Panels side by side, so many in a row."""
+    """Panels in rows of so many."""
     columns = min(columns, len(panels))
     return [list(panels[i * columns : (i + 1) * columns]) for i in range(ceil(len(panels) / columns))]
 
@@ -116,7 +116,7 @@ def holdings(
     classes: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
 ) -> Panel:
-    """Who holds what; classes and clients by their names where they have any."""
+    """Which client holds what, with names of classes and clients if there are any."""
     rows = rows_to_show(histogram)
     names: dict[str, Any] = {"row_names": [clients[i] for i in rows] if clients else rows, "column_names": classes}
     top, clipped = end_of_colours(histogram[rows])
@@ -130,7 +130,7 @@ def distribution(
     classes: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
 ) -> Figure:
-    """Who holds what, as a picture of its own."""
+    """Which client holds what, as a picture of its own."""
     figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     panel = holdings(histogram, textwrap.fill(title, 60), classes, clients)
     draw_with_bar(figure, figure.subplots(), panel)
@@ -166,7 +166,7 @@ def norms(label: str, record: RunRecord) -> list[Panel]:
 
 
 def mixture(label: str, record: RunRecord) -> list[Panel]:
-    """What each client's model was mixed from."""
+    """Panels that show from what each client's model was mixed."""
     portrait = record.portrait
     if portrait is None or portrait.mixture is None or not any(portrait.mixture):
         return []

@@ -1,4 +1,4 @@
-"""Run folders at a glance, whole or not."""
+"""Lists of run folders, finished or not."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Listed:
 
     path: Path
     state: str
-    """finished, unfinished or damaged."""
+    """The state: finished, unfinished or damaged."""
     settings: dict[str, Any] = field(default_factory=dict)
     rounds: int = 0
     accuracy: float | None = None
     seconds: float | None = None
     started: str = ""
     why: str = ""
-    """What is wrong with it, where something is."""
+    """What is wrong with it, if something is."""
     bytes: int = 0
-    """On disk."""
+    """Bytes on disk."""
 
     def cells(self) -> tuple[str, ...]:
         """As text, for a table."""
@@ -82,7 +82,7 @@ def _has_events(path: Path) -> bool:
 
 
 def select(runs: Sequence[Listed], where: Sequence[str], sort: str) -> list[Listed]:
-    """Those that have all these settings, sorted."""
+    """The runs that have all these settings, sorted."""
     known = {key for run in runs for key in run.settings}
     found = list(runs)
     for condition in where:
@@ -110,7 +110,7 @@ def select(runs: Sequence[Listed], where: Sequence[str], sort: str) -> list[List
 
 
 def differing(runs: Sequence[Listed]) -> list[str]:
-    """What tells each run from the others, beside what every list shows; an algorithm's settings from its namesakes."""
+    """For each run, the settings in which it differs from the others, besides those that every list shows."""
     shown = {"data.name", "algorithm.name", "run.seed", "train.rounds"}
     texts = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""What pictures show of more clients than they have room for; whoever leaves some out says so, in these words."""
+"""What pictures show of more clients than they have room for, and the words that say what is left out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MANY = 60
-"""More clients than this have no place of their own in a picture."""
+"""The most clients that each have a place of their own in a picture."""
 POINTS = 200
-"""At most so many points of a sorted curve."""
+"""The most points of a sorted curve."""
 DOTS = 3000
-"""At most so many points of p~ against p."""
+"""The most points of p~ against p."""
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
@@ -69,6 +69,6 @@ def end_of_colours(counts: NDArray[Any]) -> tuple[float, str]:
 
 
 def worst_to_best(values: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Places, from 1, and values of a sorted curve; of many clients an even sample."""
+    """Places (from 1) and values of a sorted curve; for many clients an even sample."""
     places = evenly(len(values), POINTS)
     return (places + 1).tolist(), np.sort(values)[places].tolist()

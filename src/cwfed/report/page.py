@@ -1,4 +1,4 @@
-"""One HTML page for any runs: self-contained, works offline, nothing but what the run folders say."""
+"""One HTML page for any runs: self-contained, works offline, made from run folders only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write(
 
 
 def _json(data: Any) -> str:
-    """JSON that may stand inside a page: no name from the data can end the script it stands in."""
+    """JSON that is safe inside a page: a name from the data cannot end the script around it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -139,7 +139,7 @@ def _select(name: str, label: str, choices: dict[Any, str], chosen: str = "") ->
 
 
 def _table(group: Group) -> str:
-    """The comparison; a click on a heading sorts by the numbers behind the texts."""
+    """The comparison table; a click on a heading sorts by the numbers behind the texts."""
     rows = [method.row for method in group.methods]
     metrics = tables.metrics_of(rows)
     names = ["setting" if group.of_settings else "algorithm", *tables.header(rows)[1:]]

@@ -1,4 +1,4 @@
-"""What the plots of a report page show, as JSON: no more numbers than a reader can see."""
+"""The data of a report page's plots, as JSON: no more numbers than a reader can see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cwfed.report.style import DIVERGING, PARTS, SEQUENTIAL
 
 
 def page_data(groups: Sequence[Group]) -> dict[str, Any]:
-    """All that the page's script is told."""
+    """All data for the page's script."""
     own = {name: words(name) for group in groups for name in group.own_metrics()}
     return {
         "groups": [_group(group) for group in groups],
@@ -55,13 +55,13 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def _gains(group: Group, base: int) -> dict[str, Any]:
-    """By method, the points of each client against a baseline: by number of a few clients, sorted of many."""
+    """By method, the points of each client against a baseline: by client number, or for many clients sorted."""
     found = {i: gained for i in range(len(group.methods)) if (gained := group.gains(base, i))}
     return {str(i): _clients(gained) for i, gained in found.items()}
 
 
 def _clients(values: Mapping[int, float]) -> dict[str, Any]:
-    """A value a client: by number, or of many clients a curve from the worst to the best."""
+    """One value per client: by number, or for many clients a curve from the worst to the best."""
     if len(values) <= MANY:
         return {"at": list(values), "values": [_short(value) for value in values.values()], "of": len(values)}
     places, ordered = worst_to_best(list(values.values()))
@@ -69,7 +69,7 @@ def _clients(values: Mapping[int, float]) -> dict[str, Any]:
 
 
 def _method(group: Group, i: int) -> dict[str, Any]:
-    """What the plots know of a method; of its clients only where they are those of the other methods."""
+    """The plot data of a method; of its clients only if they are the same as those of the other methods."""
     method, record, look = group.methods[i], group.records[i], group.looks[i]
     accuracies = record.client_accuracies() if i in group.aligned() else {}
     return {
@@ -85,7 +85,7 @@ def _method(group: Group, i: int) -> dict[str, Any]:
 
 
 def _portrait(record: RunRecord) -> dict[str, Any]:
-    """The models at the end: the rows that heat maps have room for, and p~ against p."""
+    """The models at the end: as many rows as heat maps have room for, and p~ against p."""
     portrait = record.portrait
     assert portrait is not None
     shown = rows_to_show(portrait.distribution)

@@ -1,4 +1,4 @@
-"""How things look in every picture and on every page: the one place that gives a method its colour."""
+"""The look of every picture and page; only here a method gets its colour."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ METHODS = (
     "fedavg", "cwfedavg", "fedrep", "ditto", "fedala", "fedprox", "local", "fedper",
     "fedavg-ft", "fedfomo", "fedbabu", "fedbn", "apfl", "fedamp", "pfedme", "lg-fedavg",
     "feddbe", "per-fedavg", "cfl", "fedproto", "fedrod", "ifca", "fedcp", "fedas",
-    "fednh", "fedcac", "fedpac", "feduv", "gpfl",
+    "fednh", "fedcac", "fedpac", "feduv", "gpfl", "scaffold", "moon",
 )  # fmt: skip
-"""Whose place here is the place of their colour. A new method comes last, so that no other one changes."""
+"""The methods in the order of their colours. A new method comes last, so that the others keep theirs."""
 STROKES = ("-", "--", ":", "-.")
 DASHES = ("solid", "dash", "dot", "dashdot")
 """Plotly's names of the strokes."""
@@ -31,7 +31,7 @@ SYMBOLS = (
 )  # fmt: skip
 """Plotly's names of the markers."""
 PARTS = ("#3D4A57", "#A9B4BF", "#6F7F8F", "#D6DCE2", "#8C8474", "#C9C1B1")
-"""What bars are made of, such as bytes up and down: greys, because a colour means a method."""
+"""Colours of the parts of bars, such as bytes up and down: greys, because a colour stands for a method."""
 HATCHES = ("", "//", "..", "xx", "--", "||")
 SEQUENTIAL = {
     "light": ((0, "#f7fbff"), (0.25, "#c6dbef"), (0.5, "#6baed6"), (0.75, "#2171b5"), (1, "#08306b")),
@@ -52,11 +52,11 @@ class Look(NamedTuple):
     stroke_number: int
     marker_number: int
     hollow: bool
-    """A variant: the method with plug-ins, or with other settings than its plainest one here."""
+    """The number of the variant: the method with plug-ins, or with other settings than its plainest variant here."""
 
     @property
     def colour(self) -> str:
-        """As both matplotlib and plotly know it."""
+        """The colour, as both matplotlib and plotly write it."""
         return COLOURS[self.colour_number]
 
     @property
@@ -81,7 +81,7 @@ class Look(NamedTuple):
 
     @property
     def face(self) -> str:
-        """What a marker is filled with."""
+        """The fill colour of a marker."""
         return "none" if self.hollow else self.colour
 
 

@@ -1,4 +1,4 @@
-"""A sweep as a table and a page: in the order of held-out data, which alone decide."""
+"""A sweep as a table and a page, in the order of held-out data, which alone decide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cwfed.report.groups import Group, Method, describe
 from cwfed.runs.sweep import Sweep, Tried
 
 SHOWN = 12
-"""So many settings have curves on the page; the table has all."""
+"""The most settings with curves on the page; the table has all."""
 
 
 def decided(sweep: Sweep) -> str:
@@ -57,7 +57,7 @@ def notes(sweep: Sweep) -> list[str]:
 
 
 def _given_up(sweep: Sweep) -> list[tuple[str, str]]:
-    """The settings without a result and why; those with the same reason together."""
+    """The settings without a result, grouped by reason."""
     whose: dict[str, list[str]] = {}
     for one in sweep.tried:
         if one.row is None:
@@ -93,7 +93,7 @@ def as_dict(sweep: Sweep) -> dict[str, Any]:
 
 
 def write(sweep: Sweep, folder: Path) -> str:
-    """sweep.json, sweep.md, best.toml and report.html; the experiment in a few words."""
+    """Write sweep.json, sweep.md, best.toml and report.html; returns the experiment in a few words."""
     methods = [
         Method(one.candidate.label, [read_run(run, one.candidate.label) for run in one.row["runs"]])
         for one in sweep.tried[:SHOWN]
@@ -116,7 +116,7 @@ def write(sweep: Sweep, folder: Path) -> str:
 
 
 def best_config(sweep: Sweep) -> str:
-    """The config that `cwfed run` takes, with how it was found."""
+    """The best config as a file for `cwfed run`, with comments about how it was found."""
     row = sweep.best.row
     assert row is not None
     lines = (

@@ -16,9 +16,9 @@ HEADER = (
     "algorithm", "received", "trained", "validated", "last", "worst 10 %", "p~ corr.", "p~ dist.", "traffic", "time", "memory",
 )  # fmt: skip
 AFTER = 5
-"""So many columns stand before those of the other metrics."""
+"""The number of columns before those of the other metrics."""
 PLAIN = ("worst_decile", "correlation", "distance", "traffic", "seconds", "memory")
-"""What a row has once, not per phase and picking."""
+"""What a row has once, and not by phase and picking."""
 UNKNOWN = {"mean": None, "std": None}
 EXPLANATION = (
     "received, trained: best test accuracy (%) of the model as handed out by the server, and after local training; "
@@ -55,7 +55,7 @@ def averaged(rows: Sequence[dict[str, Any]], mark: str = "±") -> str:
 
 
 def explanation(rows: Sequence[dict[str, Any]]) -> str:
-    """What the columns, the star and ± of a comparison mean."""
+    """A sentence about the columns, the star and ± of a comparison."""
     return f"{EXPLANATION} {averaged(rows)}".rstrip()
 
 
@@ -97,7 +97,7 @@ def duration(seconds: float) -> str:
 
 
 def label(row: dict[str, Any]) -> str:
-    """The method of a row of a comparison, with how many of its runs were there already, where that is known."""
+    """The method of a row of a comparison, with the number of its runs that were reused, if known."""
     reused, seeds = len(row.get("reused", ())), len(row.get("seeds", ()))
     if not reused:
         return str(row["label"])
@@ -123,7 +123,7 @@ def spread_of(name: str, spread: dict[str, Any]) -> str:
 
 
 def metrics_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The metrics beside the accuracy that any of these rows has; rows of earlier versions have none."""
+    """The metrics besides the accuracy that any of these rows has; rows of earlier versions have none."""
     found = dict.fromkeys(name for row in rows for name in row.get("metrics", {}))
     return [name for name in found if name != "loss"]
 
@@ -162,7 +162,7 @@ def numbers(row: dict[str, Any], metrics: Sequence[str] = ()) -> tuple[float | N
 
 
 def footnotes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What a reader should know of the runs behind a table, with the methods it is about where those are not all."""
+    """The notes of the runs in a table, each with the methods that it is about unless these are all."""
     found: dict[str, list[str]] = {}
     for row in rows:
         picked = row.get("pick", "accuracy")
@@ -189,7 +189,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Any table for a document: the first column to the left, the others to the right."""
+    """Any table for a document: the first column is aligned left, the others right."""
     texts = [[text.replace("|", "\\|") for text in line] for line in (header, *rows)]
     lines = [texts[0], ["---", *["---:"] * (len(header) - 1)], *texts[1:]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -226,7 +226,7 @@ def latex(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def csv(rows: Sequence[dict[str, Any]]) -> str:
-    """A comparison for a spreadsheet: plain numbers, accuracies as fractions; each row says what it is a mean of."""
+    """A comparison for a spreadsheet: plain numbers, accuracies as fractions; each row says what it is the mean of."""
     text = io.StringIO()
     writer = csv_format.writer(text, lineterminator="\n")
     picks = [(phase, name) for phase in PHASES for name in PICKINGS]

@@ -1,4 +1,4 @@
-"""Every table and figure of the paper: `paper/` says what they are, the modules here run and judge them."""
+"""The tables and figures of the paper: `paper/` describes them, the modules here run and judge them."""
 
 import json
 from dataclasses import replace
@@ -11,6 +11,7 @@ from cwfed.reproduce import protocol
 from cwfed.reproduce.outcome import Outcome
 from cwfed.reproduce.runner import Estimate, Job, Workshop, estimate
 from cwfed.reproduce.spec import SCALES, Item, Scale, Setup, find, items, ran
+from cwfed.runs import archive
 from cwfed.runs.folder import RunFolder
 
 __all__ = [
@@ -33,7 +34,7 @@ EXACT = ("memory", "hyperparameters", "pathways", "aggregation")
 
 
 def judge(item: Item, workshop: Workshop) -> Outcome:
-    """The table or figure from its finished runs; an error with the command where some are missing."""
+    """A table or figure from its finished runs; RunError with the command that makes them if some are missing."""
     from cwfed.reproduce import paper_tables, pictures
 
     workshop.require(item)
@@ -46,13 +47,13 @@ def judge(item: Item, workshop: Workshop) -> Outcome:
         _name_what_ran(outcome, setups)
         if workshop.scale == "smoke":
             _say_nothing(outcome)
-    outcome.runs = [job.folder.relative_to(workshop.folder) for job in jobs]
+    outcome.runs = [job.place.relative_to(workshop.folder) for job in jobs]
     outcome.command = workshop.command(item)
     return outcome
 
 
 def _name_what_ran(outcome: Outcome, setups: list[Setup]) -> None:
-    """A heading names the paper's data; where others stand in for them, it says so."""
+    """Name the data in headings if other data replace the paper's."""
     if used := sorted({ran(setup.config) for setup in setups if setup.stand_in}):
         outcome.title = f"{outcome.title}; run on {', '.join(used)}, not on the paper's data"
 
@@ -69,7 +70,7 @@ def _say_nothing(outcome: Outcome) -> None:
 
 
 def write_overview(workshop: Workshop) -> None:
-    """All results of a scale that are there, in the paper's order, in one document, and where their numbers come from."""
+    """Write one document with all results of a scale that exist, in the paper's order, and where their numbers come from."""
     folder = workshop.folder / "results"
     names = [name for name in items() if (folder / f"{name}.md").exists()]
     text = "\n".join((folder / f"{name}.md").read_text(encoding="utf-8") for name in names)
@@ -83,8 +84,8 @@ def write_overview(workshop: Workshop) -> None:
 
 
 def _changed(run: Path) -> int:
-    """Another number whenever the run was made anew."""
-    summary = run / "summary.json"
+    """A number that differs when the run has been made again."""
+    summary = run if archive.is_archive(run) else run / "summary.json"
     return summary.stat().st_mtime_ns if summary.exists() else 0
 
 
@@ -94,12 +95,13 @@ def _origin(path: Path, changed: int) -> dict[str, Any]:
 
     The overview is written after every table, of the same runs again: each is read once.
     """
-    folder = RunFolder(path)
     try:
-        manifest = folder.read_json("manifest.json", "data", "split")
-        reported = folder.read_json("summary.json", "reported")["reported"]
-        hashes = {what: manifest[what]["digest"] for what in ("data", "split")}
-        config = folder.config().model_dump()
+        with archive.readable(path) as readable:
+            folder = RunFolder(readable)
+            manifest = folder.read_json("manifest.json", "data", "split")
+            reported = folder.read_json("summary.json", "reported")["reported"]
+            hashes = {what: manifest[what]["digest"] for what in ("data", "split")}
+            config = folder.config().model_dump()
     except CwfedError as error:  # removed or damaged since it was used
         return {"unreadable": str(error)}
     short = {key: value for key, value in manifest.items() if key not in ("data", "split")}

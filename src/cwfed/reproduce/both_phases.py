@@ -24,11 +24,11 @@ def phases(item: Item, workshop: Workshop) -> Outcome:
     """Methods x settings in both phases, best round on test, with curves: of the runs that are finished."""
     result = Outcome(item, workshop.scale)
     columns: list[list[Cell]] = []
-    pairs, panels, lacking = Pairs(), [], []
+    pairs, panels, lacking = Pairs(), [], dict[str, list[str]]()
     for at, setup in enumerate(workshop.setups(item)):
         jobs = {row.label: workshop.jobs_of(setup, row) for row in item.rows}
         there = [row for row in item.rows if all(job.state == "finished" for job in jobs[row.label])]
-        lacking += [f"{setup.title}: {row.label}" for row in item.rows if row not in there]
+        lacking[setup.title] = [row.label for row in item.rows if row not in there]
         methods = {row.label: Method(row.label, workshop.records(setup, row)) for row in there}
         known = [row for row in there if row.published]
         judged = judge(
@@ -45,18 +45,19 @@ def phases(item: Item, workshop: Workshop) -> Outcome:
         if methods:
             published = {row.label: parse(row.published[at]).mean for row in known}
             panels.append((Group(setup.title, list(methods.values())), published))
-    result.rows = [(row.label, [column[i] for column in columns]) for i, row in enumerate(item.rows)]
+    rows = [(row.label, [column[i] for column in columns]) for i, row in enumerate(item.rows)]
+    result.rows = [(label, cells) for label, cells in rows if any(cell.ours for cell in cells)]
     result.pairs, result.claims = pairs, [order_claim(pairs)]
     if panels:  # seeds may be finished, and no method with all of them
         result.pictures = {item.name: curves(panels)}
     result.notes = [f"{BEST_ROUND} The paper's number stands beside the phase on which the method is reported."]
-    if lacking:
-        result.notes.append(f"Not run (or not to the end): {'; '.join(lacking)}.")
+    if missing := [f"{title}: {', '.join(labels)}" for title, labels in lacking.items() if labels]:
+        result.notes.append(f"Not run (or not to the end): {'; '.join(missing)}.")
     return result
 
 
 def _cell(method: Method | None, phase: Phase, judged: Cell | None) -> Cell:
-    """What a method has in a phase; beside the one on which it is reported the paper's number and what to think of it."""
+    """A method's result in a phase; in the phase on which it is reported, with the paper's number and a verdict."""
     if method is None:
         return Cell(None)
     if judged is not None and method.phase == phase:
@@ -65,7 +66,7 @@ def _cell(method: Method | None, phase: Phase, judged: Cell | None) -> Cell:
 
 
 def curves(panels: Sequence[tuple[Group, dict[str, float]]]) -> Figure:
-    """Accuracy over the rounds, a line of panels for each phase; the paper's final numbers at the right edge."""
+    """Accuracy over the rounds, one row of panels per phase; the paper's final numbers are at the right edge."""
     figure = Figure(figsize=(4.2 * len(panels) + 2.6, 7), layout="constrained")
     grid = figure.subplots(len(PHASES), len(panels), squeeze=False, sharey="col")
     shown: dict[str, Artist] = {}

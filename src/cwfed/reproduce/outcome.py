@@ -1,4 +1,4 @@
-"""What came out of reproducing a table or figure: for the terminal, Markdown, LaTeX, CSV and JSON."""
+"""The outcome of reproducing a table or figure: for the terminal, Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     digits: int | None = 2
     runs: list[Path] = field(default_factory=list)
-    """Where they lie, as seen from the folder of the scale: that one may be moved."""
+    """The paths of the runs, relative to the folder of the scale, which may be moved."""
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def averaged(self) -> str:
-        """What our means are means of and what ± is, for whoever sees the table without this page; nothing for plain numbers."""
+        """A sentence about what our means and ± are computed over, for readers of the table alone; "" for plain numbers."""
         seeds = sorted({cell.ours.seeds for _, cells in self.rows for cell in cells if isinstance(cell.ours, Value)})
         if not seeds or seeds == [1]:
             return ""
@@ -144,7 +144,7 @@ class Outcome:
         }
 
     def write(self, folder: Path, formats: Sequence[str]) -> list[Path]:
-        """All of it as files; what was written."""
+        """Write all of it to files; returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         texts = {"md": self.markdown(), "json": json.dumps(self.as_dict(), indent=1) + "\n"}
         if self.rows:
@@ -177,7 +177,7 @@ def _text(value: Value | str | None, digits: int | None) -> str:
 
 
 def _plain(value: Value | str | None) -> dict[str, Any]:
-    """For programs; a setting that is no number stands where the mean would."""
+    """For programs; a setting that is not a number takes the place of the mean."""
     if value is None:
         return {}
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The paper's tables: one function a kind, from a spec and its runs to an outcome."""
+"""The paper's tables: one function per kind, from a spec and its runs to an outcome."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cwfed import algorithms, models
-from cwfed.data.sources import HUB
+from cwfed.data.from_hub import HUB
 from cwfed.federation import cost
 from cwfed.federation.config import Config
 from cwfed.federation.settings import flat

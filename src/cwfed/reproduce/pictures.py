@@ -1,4 +1,4 @@
-"""The paper's figures: one function a kind, from a spec and its runs to an outcome with pictures and numbers."""
+"""The paper's figures: one function per kind, from a spec and its runs to an outcome with pictures and numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from cwfed.reproduce.verdict import Cell, Claim, Value, all_hold, decide, error_
 from cwfed.runs.compare import with_algorithm
 
 CLASS_COLOURS = COLOURS[COMMON:]
-"""A class has no colour of a method that may stand beside it."""
+"""Colours of classes, which differ from those of methods in the same picture."""
 
 
 def _correlation(a: Any, b: Any) -> float:
@@ -53,7 +53,7 @@ def _value(number: float | None) -> Cell:
 
 
 def _cheap(scale: Scale) -> Scale:
-    """What takes seconds in the paper's own setting is done there."""
+    """The paper's own scale, for what takes only seconds there."""
     return "smoke" if scale == "smoke" else "paper"
 
 
@@ -61,7 +61,7 @@ def _cheap(scale: Scale) -> Scale:
 
 
 def motivational_example(item: Item, workshop: Workshop) -> Outcome:
-    """The 3-client toy, trained here and now."""
+    """The example with three clients, which is trained when it is drawn."""
     found = pathways.compute()
     result = Outcome(item, workshop.scale, pictures={item.name: pathways_drawing.draw(found)})
     result.claims = pathways.claims(found)
@@ -74,7 +74,7 @@ def drawing_of_aggregations(item: Item, workshop: Workshop) -> Outcome:
 
 
 def data_distributions(item: Item, workshop: Workshop) -> Outcome:
-    """Who holds what, for several heterogeneities."""
+    """Which client holds what, for several degrees of heterogeneity."""
     setups = [Setup(name, _cheap(workshop.scale), workshop.changes) for name in item.settings]
     panels, effective = [], []
     for setup in setups:
@@ -244,7 +244,7 @@ def heat_maps(item: Item, workshop: Workshop) -> Outcome:
 
 
 def convergence(item: Item, workshop: Workshop) -> Outcome:
-    """Training loss over the rounds; who is faster is who has the lower mean loss over them, by more than the seeds' noise."""
+    """Training loss over the rounds. A method is faster if its mean loss over the rounds is lower, by more than the noise of the seeds."""
     setups = workshop.setups(item)
     result = Outcome(item, workshop.scale, columns=[setup.title for setup in setups])
     figure = Figure(figsize=(10, 2.7 * -(-len(setups) // 3)), layout="constrained")
@@ -357,7 +357,7 @@ def coefficient(item: Item, workshop: Workshop) -> Outcome:
 def coefficient_claims(
     title: str, distances: Sequence[Value], accuracies: Sequence[Value], chosen: int
 ) -> list[Claim]:
-    """Distances must fall from each coefficient to the next; nothing is let pass but what the seeds' noise leaves open."""
+    """The claims: distances must fall from each coefficient to the next, except where the noise of the seeds leaves it open."""
     steps = [decide(a.mean - b.mean, error_of_difference(a, b)) for a, b in pairwise(distances)]
     best = max(accuracies, key=lambda value: value.mean)
     below = best.mean - accuracies[chosen].mean
@@ -377,7 +377,7 @@ def coefficient_claims(
 
 
 def _by_sign(value: Value) -> str:
-    """What to add to a claim about numbers of which no error is known."""
+    """What is added to a claim about numbers without a known error."""
     return "" if value.error else "; one seed, so by the sign alone"
 
 
@@ -405,7 +405,7 @@ def _draw_coefficient(
 
 
 def _bars(values: Sequence[Value]) -> tuple[list[float], list[float] | None]:
-    """Means, and the standard deviations where there are several seeds."""
+    """Means, and for several seeds their standard deviations."""
     spreads = [value.std for value in values if value.std is not None]
     return [value.mean for value in values], spreads if len(spreads) == len(values) else None
 

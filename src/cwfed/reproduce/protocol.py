@@ -1,4 +1,4 @@
-"""How the numbers of a page were made: what clients did not train on, what a ± is over, what a scale reduced. Pure."""
+"""Notes about how the numbers of a page were made: what was held out, what ± is computed over, how a scale differs. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cwfed.federation.settings import flat
 from cwfed.reproduce.spec import Setup
 
 SECTIONS = ("data", "model", "train")
-"""Where scales differ; how a run is carried out does not change its results."""
+"""The sections in which scales differ; how a run is carried out does not change its results."""
 SAID_ELSEWHERE = ("data.validation", "data.split_seed")
 """Settings that have a note of their own."""
 BEST_ROUND = "Accuracies are those of the best round on test data, as in the paper."
@@ -22,7 +22,7 @@ def notes(configs: Sequence[Config]) -> list[str]:
 
 
 def held_out(configs: Sequence[Config]) -> str:
-    """What clients did not train on."""
+    """A note about the data that clients did not train on."""
     shares = sorted({config.data.validation for config in configs})
     if shares == [0.0]:
         words = "Clients train on all of their training data (75 % of their samples): nothing is held out for validation, so no round can be picked on it."
@@ -51,7 +51,7 @@ def spread_over(configs: Sequence[Config]) -> str:
 
 
 def reduced(setups: Sequence[Setup]) -> list[str]:
-    """In what the settings of a scale differ from the paper's: what all share first, then what each has besides."""
+    """How the settings of a scale differ from the paper's: first what all have in common, then the rest of each."""
     changes = {setup.title: _changes(setup) for setup in setups}
     if not any(changes.values()):
         return []

@@ -15,7 +15,7 @@ from cwfed.core.events import Event, Round
 from cwfed.federation.config import Config, with_settings
 from cwfed.report.finished import RunRecord, read_run
 from cwfed.reproduce.spec import Item, Row, Scale, Setup, find
-from cwfed.runs import memory, session
+from cwfed.runs import archive, memory, session
 from cwfed.runs.compare import Entry, with_algorithm
 from cwfed.runs.folder import RunFolder
 
@@ -44,21 +44,32 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For progress bars; what tells runs apart comes first, a narrow terminal cuts off the end."""
+        """A title for progress bars. The part that differs comes first, because a narrow terminal cuts off the end."""
         return self.row.label + (f", seed {self.seed}" if self.seed else "") + f" on {self.setup.title}"
 
     @property
+    def place(self) -> Path:
+        """Where the run is: its folder, or beside that the archive that `cwfed export` made of it."""
+        packed = self.folder.with_name(self.folder.name + archive.ENDING)
+        return packed if archive.is_archive(packed) and not RunFolder(self.folder).exists else self.folder
+
+    @property
     def state(self) -> str:
-        """finished, begun or new; a run with fewer rounds than wanted is only begun."""
-        folder = RunFolder(self.folder)
-        if not folder.exists:
-            return "new"
-        whole = folder.rounds_done() >= self.config.train.rounds
-        return "finished" if whole else "begun"
+        """The state: finished, begun or new. A run with fewer rounds than wanted is begun; as an archive it is new, since it cannot be resumed."""
+        with archive.readable(self.place) as path:
+            folder = RunFolder(path)
+            if folder.rounds_done() >= self.config.train.rounds:
+                return "finished"
+            return "begun" if folder.exists and path == self.folder else "new"
+
+    def check_same(self) -> None:
+        """RunError if the run is another experiment."""
+        with archive.readable(self.place) as path:
+            RunFolder(path).check_same(self.config)
 
 
 class Workshop:
-    """A scale's runs: where they lie, and how to get at them. Tables and figures share runs."""
+    """The runs of a scale, and their folders. Tables and figures share runs."""
 
     def __init__(
         self,
@@ -108,9 +119,9 @@ class Workshop:
     def records(self, setup: Setup, row: Row) -> list[RunRecord]:
         """The finished runs of one method in one setting."""
         try:
-            return [read_run(job.folder, row.label) for job in self.jobs_of(setup, row)]
+            return [read_run(job.place, row.label) for job in self.jobs_of(setup, row)]
         except RunError as error:
-            raise RunError(f"{error}; remove that folder, the same command runs it again") from None
+            raise RunError(f"{error}; remove that, the same command runs it again") from None
 
     def carry_out(
         self,
@@ -118,9 +129,13 @@ class Workshop:
         on_run: Callable[[Job], Callable[[Event], None]],
         on_done: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        """Run what is not finished yet; what was broken off goes on."""
+        """Run what is not finished; interrupted runs are resumed."""
         for job in self.jobs(item):
-            session.run(job.config, job.folder, resume=True, data_dir=self.data_dir, on_event=on_run(job))
+            listener = on_run(job)
+            if job.place != job.folder and job.state == "finished":
+                job.check_same()
+            else:
+                session.run(job.config, job.folder, resume=True, data_dir=self.data_dir, on_event=listener)
             on_done(job)
 
     def require(self, item: Item) -> None:
@@ -134,7 +149,7 @@ class Workshop:
             )
         for job in jobs:
             if job.state == "finished":
-                RunFolder(job.folder).check_same(job.config)
+                job.check_same()
 
     def command(self, item: Item) -> str:
         """The command that makes a table or figure here."""
@@ -157,7 +172,7 @@ class Estimate:
     traffic: float
     """Bytes that would travel in a real federation."""
     memory: int
-    """Bytes at the peak of the short round, which loaded the whole data set and had a model for every client."""
+    """Peak memory of the short round, which loads the whole data set and has a model for every client."""
 
     def for_job(self, job: Job) -> Estimate:
         """What is left of a job that was begun or finished."""
@@ -209,7 +224,7 @@ def _short_round(
 
 
 def _done(job: Job) -> float:
-    """The share of a job's rounds that is there already."""
+    """The share of a job's rounds that is done already."""
     folder = RunFolder(job.folder)
     if not (job.folder / "events.jsonl").exists():
         return 0.0

@@ -47,9 +47,9 @@ class Item(Section):
     """How it is made: a name in `tables.KINDS` or `pictures.KINDS`."""
     claim: str
     leader: str = ""
-    """The row that the claim puts first."""
+    """The row that comes first by the claim."""
     beyond: bool = False
-    """Not in the paper: made where it is named and not by `all`, from the runs that are finished."""
+    """Whether it is not in the paper. Then `all` does not include it, and it is made from those of its runs that are finished."""
     settings: list[str] = Field(default_factory=list)
     rows: list[Row] = Field(default_factory=list)
     options: dict[str, Any] = Field(default_factory=dict)

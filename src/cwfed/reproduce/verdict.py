@@ -30,7 +30,7 @@ LEGEND = (
     f"Marks compare a method with every other that is {LARGE:g} points or more away in the paper. ✗ on the other side of one "
     "here; ? on neither side of one: their difference is within two standard errors; ✓ on the paper's side of all, with "
     f"another number; = so too, and the paper's number: within two standard errors of the difference, at least {LEAST:g} and "
-    f"at most {CAP:g} points. The standard error of a mean is its standard deviation over the seeds divided by the root of "
+    f"at most {CAP:g} points; no mark: no such method was compared. The standard error of a mean is its standard deviation over the seeds divided by the root of "
     "their number, and never less than what the finite test set gives, sqrt(p (1 - p) / N). With one seed that is all there "
     "is: how seeds differ is then unknown, and the error is a lower bound."
 )
@@ -196,7 +196,7 @@ def judge(
                 else:
                     (pairs.broken if decision == "broken" else pairs.undecided).append(words)
         against, undecided = tuple(found["broken"]), tuple(found["undecided"])
-        verdict: Verdict = "same" if is_same(ours[a], published[a]) else "order"
+        verdict: Verdict = "same" if is_same(ours[a], published[a]) else "order" if found["kept"] else ""
         verdict = "differs" if against else "undecided" if undecided else verdict
         cells.append(Cell(ours[a], published[a], verdict, against, undecided, len(found["kept"])))
     return cells

@@ -1,1 +1,1 @@
-"""A run and what it leaves: its folder, checkpoints, summary, models, and how it is resumed."""
+"""A run and its folder: checkpoints, summary, models, and how it is resumed."""

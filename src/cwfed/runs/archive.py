@@ -1,8 +1,8 @@
-"""A run in one small file, to be shared: what reports are made from, no models, no checkpoints.
+"""A run as one small file that can be shared: everything that reports need, without models and checkpoints.
 
 It is a ZIP file with the run's config, manifest, events and summary, and `seals.json` with the checksum of each. The same run gives
-the same bytes. Reading one trusts nothing: only these names, regular files, bounded sizes, matching checksums; what is in it is
-read as text, never as code.
+the same bytes. An archive is not trusted when it is read: only these names, regular files, bounded sizes and matching checksums are
+accepted, and its files are read as text, never as code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cwfed.core import files
-from cwfed.core.errors import RunError
+from cwfed.core.errors import CwfedError, RunError
 from cwfed.federation.config import MOST_BYTES as MOST_CONFIG
 from cwfed.runs.folder import RunFolder
 
@@ -36,11 +36,11 @@ MOST_ARCHIVE = 2**28
 _END, _LARGE = b"PK\x05\x06", b"PK\x06\x07"
 _END_BYTES, _LARGE_BYTES = 22, 20
 _MOST_DIRECTORY = 4096
-"""Bytes of the list of files: zipfile makes an object of each entry before anybody can count them."""
+"""The most bytes of the list of files: zipfile makes an object of each entry before they can be counted."""
 
 
 def write(run: str | Path, path: str | Path) -> None:
-    """The archive of a finished run."""
+    """Write the archive of a finished run."""
     folder, path = RunFolder(run), Path(path)
     if not folder.exists:
         raise RunError(f"{folder.path} holds no run of cwfed: it has no config.toml")
@@ -78,7 +78,7 @@ def _content(path: Path) -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """Without the time: the same run is the same archive."""
+    """An entry without a time, so that the same run gives the same archive."""
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
@@ -87,7 +87,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Path]:
-    """An archive as a run folder, which is there until the end of the block."""
+    """An archive as a run folder, which is removed at the end of the block."""
     contents = read(path)
     with TemporaryDirectory(prefix="cwfed-") as scratch:
         for name, content in contents.items():
@@ -95,8 +95,21 @@ def opened(path: str | Path) -> Iterator[Path]:
         yield Path(scratch)
 
 
+@contextmanager
+def readable(path: str | Path) -> Iterator[Path]:
+    """A run as a folder, whichever of the two it is; errors name the archive, not the scratch folder that it is unpacked to."""
+    if not is_archive(path):
+        yield Path(path)
+        return
+    with opened(path) as scratch:
+        try:
+            yield scratch
+        except CwfedError as error:
+            raise RunError(str(error).replace(str(scratch), str(path))) from None
+
+
 def read(path: str | Path) -> dict[str, bytes]:
-    """The files of an archive, by their names; RunError for whatever is no archive of a run."""
+    """The contents of an archive, by file name; RunError for anything that is not an archive of a run."""
     path = Path(path)
     try:
         files.check_regular(path, MOST_ARCHIVE)
@@ -114,7 +127,7 @@ def read(path: str | Path) -> dict[str, bytes]:
         zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError, AttributeError, struct.error,
         NotImplementedError, RuntimeError, OverflowError, RecursionError,
     ) as error:  # fmt: skip
-        raise RunError(f"{path} is no archive of a run, or is damaged ({error})") from None
+        raise RunError(f"{path} is not an archive of a run, or is damaged ({error})") from None
     for name, content in contents.items():
         if seals.get(name) != files.sha256(content):
             raise RunError(f"{path} is damaged: {name} does not match its checksum")
@@ -122,18 +135,18 @@ def read(path: str | Path) -> dict[str, bytes]:
 
 
 def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """No more than it says: `archive.read` would unpack all that is there before it cuts off the rest."""
+    """Read no more than the entry claims: `archive.read` would unpack everything before cutting it off."""
     with archive.open(entry) as file:
         return file.read(entry.file_size)
 
 
 def is_archive(path: str | Path) -> bool:
-    """By its name, and that it is a file."""
+    """Whether a path is a file with the name of an archive."""
     return Path(path).suffix == ENDING and Path(path).is_file()
 
 
 def _check_end(path: Path) -> None:
-    """The end says how long the list of files is: ours are short, have no comment behind them, and are no large archives."""
+    """ValueError unless the end of the file is as in our archives: a short list of files, no comment, not the format of large archives."""
     with path.open("rb") as file:
         size = path.stat().st_size
         file.seek(max(0, size - _END_BYTES - _LARGE_BYTES))

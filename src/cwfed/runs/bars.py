@@ -21,7 +21,7 @@ WIDTH = 20
 
 @contextmanager
 def watching(wanted: bool | None) -> Iterator[Listener]:
-    """A listener that shows how far a run is. By default in a terminal and in a notebook; True elsewhere prints a line per evaluated round."""
+    """A listener that shows progress; by default in a terminal and in a notebook only. With True, elsewhere too: a line per evaluated round."""
     if wanted is False:
         yield lambda event: None
     elif is_notebook():
@@ -34,14 +34,14 @@ def watching(wanted: bool | None) -> Iterator[Listener]:
 
 
 def is_notebook() -> bool:
-    """Whether this is a kernel of Jupyter; IPython in a terminal is a terminal."""
+    """Whether this process is a kernel of Jupyter; IPython in a terminal is not."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 def accuracies(event: Round) -> str:
-    """What a round reached; "" where it was not evaluated."""
+    """The accuracies of a round in words; "" if it was not evaluated."""
     found = [(phase, getattr(event, phase)) for phase in ("received", "trained")]
     return ", ".join(f"{phase} {result.accuracy:.1%}" for phase, result in found if result)
 
@@ -73,7 +73,7 @@ def _in_terminal() -> Iterator[Listener]:
 
 
 class _InNotebook:
-    """One output of the cell, replaced with every round: it needs no widgets, and a saved notebook shows its end."""
+    """One output of the cell, replaced in every round. It needs no widgets, and a saved notebook shows the last state."""
 
     def __init__(self) -> None:
         self._shown = Shown()
@@ -99,7 +99,7 @@ class Shown:
         self.label, self.done, self.total, self.reached = "run", 0, 0, ""
 
     def tell(self, event: Event) -> None:
-        """What happened next."""
+        """Take the next event."""
         if isinstance(event, Started):
             self.label, self.total = plain(f"{event.algorithm} on {event.dataset}"), event.rounds
         elif isinstance(event, Round):
@@ -115,7 +115,7 @@ class Shown:
 
 
 def _line(event: Event) -> None:
-    """A line for what a log should have."""
+    """Print a line for an evaluated round or a note."""
     if isinstance(event, Round) and (reached := accuracies(event)):
         print(f"round {event.round}: {reached}", file=sys.stderr, flush=True)
     elif isinstance(event, Note):

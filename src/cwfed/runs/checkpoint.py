@@ -1,4 +1,4 @@
-"""Nested dicts of tensors and JSON values to one safetensors file and back, whole or not at all."""
+"""Checkpoints: nested dicts of tensors and JSON values as one safetensors file, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ Tree = Any
 
 _TREE, _DIGEST = "tree", "digest"
 _EARLIER = "cwfed"
-"""Where checkpoints of earlier versions keep their tree, with a digest of the tensors only."""
+"""The key under which checkpoints of earlier versions have their tree, and a digest of the tensors only."""
 _MISMATCH = "its contents do not match their checksum"
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
 def require_savable(tree: Tree, path: str = "") -> None:
-    """RunError for what would not come back from a file as it went in, such as keys that are no texts."""
+    """RunError for anything that would be different when read back, such as keys that are not texts."""
     if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             if isinstance(tree, dict) and not isinstance(key, str):
-                raise RunError(f"{path[1:]} cannot be saved: its key {key!r} is no text, and would come back as one")
+                raise RunError(
+                    f"{path[1:]} cannot be saved: its key {key!r} is not a text, and would come back as one"
+                )
             require_savable(value, f"{path}/{key}")
     elif not isinstance(tree, Tensor | str | int | float | None):
         raise RunError(
@@ -57,7 +59,7 @@ def save(path: Path, tree: Tree) -> None:
 
 
 def load(path: Path) -> Tree:
-    """The tree of a file; RunError where the file is damaged."""
+    """The tree in a file; RunError if the file is damaged."""
     tensors, metadata = read_tensors(path)
     try:
         if _EARLIER in metadata:
@@ -73,7 +75,7 @@ def load(path: Path) -> Tree:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file with a digest of all it holds; what goes wrong on the disk is an OSError, as everywhere."""
+    """Write a safetensors file with a digest of its contents; OSError if the disk fails."""
     metadata = metadata or {}
     try:
         save_file(tensors, path, metadata=metadata | {_DIGEST: digest(tensors, metadata)})
@@ -82,7 +84,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file and its metadata; RunError where they do not match their digest."""
+    """The tensors of a safetensors file and its metadata; RunError if they do not match their digest."""
     try:
         files.check_regular(path)
         with safe_open(path, framework="pt") as file:
@@ -134,25 +136,25 @@ def digest(tensors: dict[str, Tensor], metadata: Mapping[str, str] | None = None
 
 
 class Checkpoints:
-    """The newest checkpoints of a run: two, so that a damaged one loses a few rounds and not the run."""
+    """The newest checkpoints of a run. There are two, so that a damaged one costs a few rounds and not the run."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
 
     def rounds(self) -> list[int]:
-        """The rounds that have a checkpoint, newest first; a folder that cannot be read is an OSError, not an empty one."""
+        """The rounds that have a checkpoint, newest first; OSError if the folder cannot be read."""
         names = os.listdir(self.folder) if self.folder.exists() else []
         return sorted((int(found[1]) for found in map(_NAME.fullmatch, names) if found), reverse=True)
 
     def path(self, round_: int) -> Path:
-        """Where the checkpoint of a round is."""
+        """The file of a round's checkpoint."""
         return self.folder / f"round-{round_:06d}.safetensors"
 
     def save(self, round_: int, tree: Tree, after: int | None = None) -> None:
         """Write the checkpoint of a round and remove those that are no longer needed.
 
-        Newer ones are damaged, or they would have been gone on from. Who knows which round it goes on from says so (`after`):
-        then it is the rounds between that came to nothing.
+        Checkpoints of later rounds are removed: they are damaged, or the run would have been resumed from them. If it is known from which
+        round the run was resumed (`after`), those of the rounds between are removed instead.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for left_over in self.folder.glob(".round-*.new"):  # by a process that was killed while it wrote
@@ -165,14 +167,14 @@ class Checkpoints:
             self.path(old).unlink(missing_ok=True)
 
     def thin(self, keep: int) -> None:
-        """Keep so many of the newest."""
+        """Keep only so many of the newest."""
         for old in self.rounds()[keep:]:
             self.path(old).unlink(missing_ok=True)
 
     def newest(
         self, check: Callable[[Tree], None] = lambda tree: None, before: float = inf
     ) -> tuple[Tree | None, list[str]]:
-        """The newest whole checkpoint before a round (None where there is none), and what was wrong with newer ones.
+        """The newest intact checkpoint before a round (None if there is none), and what was wrong with newer ones.
 
         `check` raises RunError for a tree that does not fit what else is known.
         """

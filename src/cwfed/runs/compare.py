@@ -24,12 +24,12 @@ class Entry:
 
     @property
     def folder(self) -> str:
-        """The label as the name of a folder."""
+        """The label as a folder name."""
         return re.sub(r"[^\w.=-]+", "_", self.label)
 
 
 def parse_entries(text: str, config: Config) -> list[Entry]:
-    """ "fedavg,cwfedavg:wdr=0" -> entries. The config's own settings go to the algorithm it names."""
+    """ "fedavg,cwfedavg:wdr=0" -> entries. The config's settings of an algorithm apply only to the algorithm that it names."""
     entries = []
     for item in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):  # not inside brackets
         # a setting is separated by a colon too, so the user's own "module:Class" is taken off first
@@ -85,7 +85,7 @@ def with_algorithm(config: Config, entry: Entry, seed: int) -> Config:
 
 
 def without_models(config: Config) -> Config:
-    """Of many runs only the numbers are wanted, unless somebody says otherwise."""
+    """The same without saved models, unless the config says otherwise: of many runs, only the numbers are wanted."""
     return with_settings(config, ["run.save_models=none"]) if config.run.save_models == "auto" else config
 
 
@@ -101,16 +101,16 @@ def plan(config: Config, entries: Sequence[Entry], seeds: Sequence[int], out: st
 def compare(
     config: Config, entries: Sequence[Entry], seeds: Sequence[int], out: str | Path, series: Series | None = None
 ) -> list[dict[str, Any]]:
-    """Run everything (what is finished already is reused, what was cut off goes on); one row an entry.
+    """Run everything; finished runs are reused, interrupted ones are resumed. One row per entry.
 
-    `reused` of a row names the seeds whose run was there already.
+    `reused` in a row has the seeds whose runs were finished already.
     """
     done = (series or Series()).carry_out(plan(config, entries, seeds, out))
     return [row(done[start : start + len(seeds)]) for start in range(0, len(done), len(seeds))]
 
 
 def row(done: Sequence[Done]) -> dict[str, Any]:
-    """The runs of one method, a seed each, in numbers; all of them have a summary."""
+    """The runs of one method, one per seed, in numbers; all of them have a summary."""
     summaries = [one.summary for one in done if one.summary]
     return aggregate(done[0].planned.label, summaries) | {
         "seeds": [one.planned.seed for one in done],

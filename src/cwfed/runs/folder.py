@@ -1,7 +1,7 @@
-"""The folder a run leaves: config, manifest, events, checkpoints, models, summary.
+"""The folder of a run: config, manifest, events, checkpoints, models, summary.
 
-`summary.json` is written last: a folder that has one is a finished run. While such a run is given more rounds, its summary
-stays: until it is replaced, the result is that of the rounds before.
+`summary.json` is written last, so a folder that has one is a finished run. While a finished run is given more rounds, its summary stays
+and is the result of the earlier rounds, until it is replaced.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from cwfed.runs.summary import Summary, summarise
 
 _EVENTS_SUM = "events_sha256"
 _SHARED, _TAIL = "events_shared", "events_tail"
-"""In the summary of a run that goes on: how many bytes of events.jsonl are still its own, and what came after them."""
+"""In the summary of a run that is being given more rounds: how many bytes of events.jsonl belong to it, and the rest of its events."""
 
 
 class Mark(NamedTuple):
-    """How far events.jsonl was at some moment."""
+    """The length and hash of events.jsonl at some moment."""
 
     length: int
     sha256: str
 
 
 class Restored(NamedTuple):
-    """Where a run was when it was broken off; no progress where it did not get to a checkpoint."""
+    """Where an interrupted run was; without progress if it had no checkpoint yet."""
 
     progress: Progress | None
     picked: Progress | None
-    """Of the round that validation had picked by then, where its models are to be saved."""
+    """The progress of the round that validation had picked, if its models are to be saved."""
     complaints: list[str]
 
 
@@ -76,9 +76,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time may write here; the lock ends with the process, however it ends.
+        """Lock the folder: only one process may write to it. The lock ends with the process, however that ends.
 
-        Where no run was begun after all, nothing is left.
+        A folder in which no run was begun is not left behind.
         """
         name, is_new = self.path / ".lock", not self.path.exists()
         try:
@@ -112,15 +112,15 @@ class RunFolder:
     # --- the small files
 
     def write_config(self, config: Config) -> None:
-        """The settings of the run, complete."""
+        """Write all settings of the run."""
         files.write_whole(self.path / "config.toml", files.seal_text(config.to_toml()))
 
     def write_json(self, name: str, table: dict[str, Any]) -> None:
-        """A JSON file of the run."""
+        """Write a JSON file of the run."""
         files.write_whole(self.path / name, json.dumps(files.seal_table(table), indent=1))
 
     def read_json(self, name: str, *keys: str) -> dict[str, Any]:
-        """A JSON file of the run, which has at least these keys."""
+        """Read a JSON file of the run, which must have these keys."""
         found = files.read_table(self.path / name, f"{self.path} has no {name}: it is not a finished run of cwfed")
         for key in keys:
             if key not in found:
@@ -128,16 +128,16 @@ class RunFolder:
         return found
 
     def facts(self) -> Facts:
-        """What the manifest says, checked."""
+        """The checked contents of the manifest."""
         try:
             return Facts.model_validate(self.read_json("manifest.json"), strict=True)
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
-            what = f"{self.path / 'manifest.json'} is damaged: {where} is missing or of another kind"
+            what = f"{self.path / 'manifest.json'} is damaged: {where} is missing or has the wrong type"
             raise RunError(what) from None
 
     def config(self, *, imports: bool = False) -> Config:
-        """The config of the run here. Unless it is to be run, code that it names ("module:name") is not imported."""
+        """The config of the run. Code that it names ("module:name") is imported only with `imports`, which a run needs."""
         if not self.exists:
             raise RunError(f"{self.path} holds no run of cwfed: it has no config.toml")
         path = self.path / "config.toml"
@@ -150,13 +150,13 @@ class RunFolder:
         return configs.loads(text, path, imports=imports)
 
     def is_sealed(self) -> bool:
-        """Whether every file of a finished run says its checksum; those of early versions do not."""
+        """Whether every file of a finished run has its checksum; those of early versions do not."""
         tables = [json.loads(files.read_text(self.path / name)) for name in ("manifest.json", "summary.json")]
         text = configs.read(self.path / "config.toml")
         return files.has_seal(text) and all(files.SEAL in table for table in tables) and _EVENTS_SUM in tables[1]
 
     def config_of_result(self) -> Config:
-        """The config of a finished run: with the rounds that its result has, where it is being given more."""
+        """The config of a finished run, with the rounds of its result even if it is being given more."""
         config = self.config()
         if _SHARED not in self._stored():
             return config
@@ -165,15 +165,15 @@ class RunFolder:
     # --- the summary
 
     def write_summary(self, summary: Summary) -> None:
-        """The last file of a run: it is finished when this is there."""
+        """Write the summary, the last file of a run."""
         self.write_json("summary.json", summary.to_dict() | {_EVENTS_SUM: self.mark().sha256})
 
     def summary(self) -> Summary:
-        """The summary of a finished run, which must be the one that its events give."""
+        """The summary of a finished run, checked against its events."""
         return self.result()[0]
 
     def result(self) -> tuple[Summary, list[Event]]:
-        """The summary of a finished run, and its events: not those of rounds that it was given since."""
+        """The summary of a finished run and its events, without those of rounds that it was given since."""
         stored = self._stored()
         content = self._content(stored)
         sealed = stored.get(_EVENTS_SUM)  # earlier versions wrote none
@@ -197,7 +197,7 @@ class RunFolder:
         ), happened
 
     def rounds_done(self) -> int:
-        """How many rounds the result here has; 0 where there is none yet."""
+        """The number of rounds of the result; 0 if there is none yet."""
         rounds: int = self._stored()["rounds"] if self.finished else 0
         return rounds
 
@@ -206,7 +206,7 @@ class RunFolder:
         kinds = {"rounds": int, _SHARED: int, _TAIL: str}
         for key, kind in kinds.items():
             if type(stored.get(key, kind())) is not kind:
-                raise RunError(f"{self.path / 'summary.json'} is damaged: {key} is of another kind")
+                raise RunError(f"{self.path / 'summary.json'} is damaged: {key} has the wrong type")
         return stored
 
     def _content(self, stored: dict[str, Any]) -> bytes:
@@ -220,7 +220,7 @@ class RunFolder:
         )
 
     def _set_apart(self, shared: int) -> None:
-        """Before a finished run goes on: from here on, events after these bytes may be others than the summary's."""
+        """Before a finished run is continued: keep the summary's events after these bytes in the summary, as events.jsonl will change there."""
         self.summary()  # it must be whole
         stored = self._stored()
         if _SHARED not in stored:
@@ -228,7 +228,7 @@ class RunFolder:
             self.write_json("summary.json", stored | {_SHARED: shared, _TAIL: tail})
 
     def check_same(self, config: Config) -> None:
-        """A resumed run must be the same experiment."""
+        """RunError unless a config is the same experiment as the run here."""
         ours, theirs = flat(config.model_dump()), flat(self.config().model_dump())
         for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
             mine, there = ours.get(key), theirs.get(key)
@@ -246,7 +246,7 @@ class RunFolder:
             )
 
     def _may_become_as_long(self, config: Config) -> bool:
-        """Rounds may become more, or those of the result that is there; without a result also fewer that are still to be done."""
+        """Whether `train.rounds` may change to this config's: to more rounds, to those of the result, or, without a result, to fewer that are still ahead."""
         wanted, before, done = config.train.rounds, self.config().train.rounds, self.rounds_done()
         if wanted == done:
             return True
@@ -258,10 +258,10 @@ class RunFolder:
     # --- events
 
     def append(self, event: Event) -> None:
-        """Add a line to events.jsonl; it is out of this process when the call returns."""
+        """Add an event to events.jsonl; it is passed to the system when the call returns."""
         log, line = self._log(), (events.to_json(event) + "\n").encode()
         left = line
-        while left:  # a nearly full disk takes a part
+        while left:  # a nearly full disk may take only a part
             left = left[log.write(left) or 0 :]
         self._sha.update(line)
 
@@ -277,15 +277,15 @@ class RunFolder:
         return events.read(self.path / "events.jsonl")
 
     def mark(self) -> Mark:
-        """How far events.jsonl is now."""
+        """The length and hash of events.jsonl now."""
         return Mark(self._log().tell(), self._sha.hexdigest())
 
     # --- checkpoints
 
     def save(self, progress: Progress, mark: Mark, picked: Progress | None = None) -> None:
-        """A checkpoint; it remembers how events.jsonl was then, to cut off what came after it.
+        """Write a checkpoint, with the length of events.jsonl, so that later events can be cut off.
 
-        With it goes the progress of the round that validation has picked so far, where its models are to be saved.
+        It includes the progress of the round that validation has picked so far, if its models are to be saved.
         """
         os.fsync(self._log().fileno())
         facts = {"events": mark.length, _EVENTS_SUM: mark.sha256, "experiment": self.config().fingerprint}
@@ -294,10 +294,10 @@ class RunFolder:
         self.checkpoints.save(progress.round, to_tree(progress) | facts)
 
     def restore(self, config: Config, fits: Callable[[Progress], None]) -> Restored:
-        """The newest whole checkpoint whose events are whole.
+        """Go back to the newest intact checkpoint with intact events.
 
-        `fits` raises RunError for progress that the experiment cannot go on from. Events that came after the checkpoint are
-        taken away: what they tell will be done again, to the same bits. The result of a finished run stays readable.
+        `fits` raises RunError for progress that the experiment cannot continue from. Events after the checkpoint are removed: these
+        rounds will be repeated, to the same bits. The result of a finished run stays readable.
         """
 
         def check(tree: Any) -> None:
@@ -324,7 +324,7 @@ class RunFolder:
         return Restored(from_tree(tree), _picked(tree), complaints)
 
     def rollback(self, round_: int) -> Path:
-        """Go back to the checkpoint of a round: a resumed run goes on after it. What came since is put aside; where."""
+        """Go back to the checkpoint of a round, from which a resumed run continues. Returns the folder to which later files were moved."""
         rounds = self.checkpoints.rounds()
         if round_ not in rounds:
             there = ", ".join(map(str, sorted(rounds))) or "none"
@@ -342,7 +342,7 @@ class RunFolder:
         return aside
 
     def _check(self, tree: Any, config: Config) -> list[Progress]:
-        """Config, events and checkpoint must be of one run, and the events as they were then. All progress that is in it."""
+        """RunError unless config, events and checkpoint belong to one run, and the events are intact; returns all progress in the checkpoint."""
         path = self.path / "events.jsonl"
         try:
             progress, picked = from_tree(tree), _picked(tree)
@@ -350,9 +350,11 @@ class RunFolder:
             sealed = tree.get(_EVENTS_SUM)  # earlier versions wrote none
             rounds = [progress.round, picked.round if picked else 1]
             if any(type(number) is not int for number in (*rounds, length)):
-                raise TypeError("its numbers are none")
+                raise TypeError("its numbers are not whole numbers")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"a checkpoint in {self.checkpoints.folder} is of another kind ({error!r})") from None
+            raise RunError(
+                f"a checkpoint in {self.checkpoints.folder} is not one of this version ({error!r})"
+            ) from None
         if experiment_then != config.fingerprint:
             raise RunError(f"the checkpoints in {self.path} do not match its config.toml, which was changed since")
         content = files.read_bytes(path) if path.exists() else b""
@@ -370,14 +372,14 @@ class RunFolder:
 
     @property
     def models(self) -> Path:
-        """The folder of the saved models; where a kill came while new ones took their place, the former ones'."""
+        """The folder of the saved models; the former ones if the process was killed while new ones replaced them."""
         folder = self.path / "models"
         return folder if folder.exists() or not files.replaced(folder).exists() else files.replaced(folder)
 
     def save_models(
         self, last: Models, rounds: dict[str, int] | None = None, validated: Models | None = None
     ) -> None:
-        """The clients' models, all or nothing; see `saved_models.write`."""
+        """Save the clients' models, all or none; see `saved_models.write`."""
         scratch = self.path / ".models.new"
         shutil.rmtree(scratch, ignore_errors=True)
         saved_models.write(scratch, last, rounds, validated)
@@ -385,14 +387,14 @@ class RunFolder:
 
 
 def on_disk(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
+    """Bytes of a file, or of all files in a folder."""
     if not path.is_dir():
         return path.stat().st_size
     return sum(found.stat().st_size for found in path.rglob("*") if found.is_file())
 
 
 def _picked(tree: Any) -> Progress | None:
-    """The progress of the round that validation had picked; checkpoints of earlier versions have none."""
+    """The progress of the round that validation had picked; None in checkpoints of earlier versions."""
     if "picked" not in tree:
         return None
     return from_tree(tree if tree["picked"] is None else tree["picked"])

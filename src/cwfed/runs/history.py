@@ -1,4 +1,4 @@
-"""What happened in a run as tables: a pure function of its events."""
+"""A run as tables, computed from its events alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 SHOWN = 10
-"""Rows of a table that are printed: the first and the last ones."""
+"""The number of rows that are printed of a table: the first and the last ones."""
 
 
 class _Row(Protocol):
@@ -73,7 +73,7 @@ class ClientRow:
     phase: Phase
     client: int
     name: str
-    """Its name where the data have one, else its number."""
+    """The client's name if the data have names, else its number."""
     samples: int
     """Test samples."""
     accuracy: float | None

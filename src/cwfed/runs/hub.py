@@ -18,14 +18,14 @@ _FILES = re.compile(
     r"|models/(validated/)?(index\.json|rounds\.json|client-\d{1,9}\.safetensors)",
     re.ASCII,
 )
-"""What is pushed and pulled: numbers, texts and safetensors, nothing that could be code."""
+"""The files that are pushed and pulled: numbers, texts and safetensors, nothing that could be code."""
 
 
 def push(run: str | Path, repo: str, *, models: bool = True, private: bool = True) -> str:
-    """Put a finished run into a repository, which is made where there is none; its address."""
+    """Put a finished run into a repository, which is created if it does not exist; returns its address."""
     folder = RunFolder(run)
     if not folder.finished:
-        raise RunError(f"{folder.path} is no finished run: there is nothing to push")
+        raise RunError(f"{folder.path} is not a finished run: there is nothing to push")
     summary = folder.summary()  # it must be whole
     names = [
         name for name in _below(folder.path) if _FILES.fullmatch(name) and (models or not name.startswith("models/"))
@@ -46,7 +46,7 @@ def push(run: str | Path, repo: str, *, models: bool = True, private: bool = Tru
 
 
 def pull(repo: str, out: str | Path, *, revision: str | None = None) -> Path:
-    """The run of a repository as a folder; RunError where it is not whole. Nothing of it is run or unpickled."""
+    """Get the run in a repository as a folder; RunError if it is incomplete. None of it is executed or unpickled."""
     out = Path(out)
     if out.exists():
         raise RunError(f"{out} is there already: choose another --out")
@@ -112,7 +112,7 @@ def _client() -> Any:
 
 @contextmanager
 def _said_plainly(repo: str) -> Iterator[None]:
-    """Whatever stops the client is said in one sentence: a name that is none, no token, no rights, no network."""
+    """Turn any error of the hub's client into one sentence: an impossible name, no token, no rights, no network."""
     try:
         yield
     except CwfedError:

@@ -1,4 +1,4 @@
-"""How much memory this process needed."""
+"""The peak memory of this process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _since: Literal["run", "process"] = "process"
 
 
 def forget_peak() -> None:
-    """Count the peak anew from here, where the system can (Linux). What earlier runs left behind is given back first."""
+    """Measure the peak from now on, if the system can (Linux). Memory that earlier runs left behind is freed first."""
     global _since
     gc.collect()
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed, and the system counts it
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory, which would count
     try:
         Path("/proc/self/clear_refs").write_text("5")
         _since = "run"
@@ -27,7 +27,7 @@ def forget_peak() -> None:
 
 
 def peak() -> int:
-    """Bytes of main memory at the peak, since the last `forget_peak` where that works."""
+    """Bytes of main memory at the peak, since the last `forget_peak` if that works here."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
@@ -37,5 +37,5 @@ def peak() -> int:
 
 
 def since() -> Literal["run", "process"]:
-    """Of what `peak` is the peak: of the time since `forget_peak`, or of all that this process has done."""
+    """What `peak` covers: the run since `forget_peak`, or the whole process."""
     return _since

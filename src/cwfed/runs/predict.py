@@ -1,4 +1,4 @@
-"""A client's final model, loaded back from a run folder, or made from what a run has in memory."""
+"""A client's final model, loaded from a run folder, or made from what a run has in memory."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class PersonalModel:
         self.network = network.eval()
         self.class_names = tuple(class_names)
         self.pick: Pick = pick
-        """Of which round the weights are: the one that "validated" (held-out training data) picked, or the "last"."""
+        """The round of the weights: the one that held-out training data picked ("validated"), or the "last"."""
         self.round = round_
-        """The number of that round; 0 where it is not known."""
+        """The number of that round; 0 if it is not known."""
         self._words = words
 
     def __repr__(self) -> str:
@@ -95,10 +95,10 @@ def load_model(
     Arguments:
         run: the run's folder.
         client: its number. Default: a newcomer, who never took part.
-        class_counts: the newcomer's label histogram. Default: it says nothing about itself.
+        class_counts: the newcomer's label histogram. Default: it tells nothing about itself.
         pick: the round: "validated", the best on held-out training data (the default where the run has one), or "last"; the model's
             attributes `pick` and `round` say which one it is.
-        trust: load a run whose model or algorithm is code of somebody's own ("module:name"): that imports the module.
+        trust: also load a run whose model or algorithm is code outside cwfed ("module:name"), which imports that module.
 
     Returns:
         The model: `predict(inputs)`, `probabilities(inputs)`, `network`.
@@ -130,7 +130,7 @@ def load_model(
     if class_counts is not None:
         class_counts = histogram(class_counts, len(names)).tolist()
     algorithm = config.build_algorithm()
-    with torch_stream(config.run.seed, "model"):  # a newcomer has the initial tensors where others keep their own
+    with torch_stream(config.run.seed, "model"):  # for tensors that clients keep, a newcomer has the initial ones
         network = models.build(facts.model.name, shape, len(names), config.model.options)
         network = algorithm.adapt(network, str(network.output_layer))
     models.detach(network)
@@ -138,7 +138,7 @@ def load_model(
         raise RunError("give a client or a label histogram, not both")
     found = _newcomer(folder, config, class_counts, pick) if client is None else _of_client(folder, client, pick)
     params = found.params
-    if client is None:  # what stays with clients is to be had from nobody else
+    if client is None:  # tensors that stay with clients are the initial ones
         initial, statistics = models.parameters_of(network), models.statistics(network)
         kept = set(algorithm.keeps((*initial, *statistics), models.task_of(network, 1, len(names))))
         stays = {name: w for name, w in (initial | statistics).items() if name in kept}
@@ -152,12 +152,12 @@ def load_model(
 def _personal(
     network: nn.Module, found: Found, class_names: Sequence[str], words: Sequence[str], where: str
 ) -> PersonalModel:
-    """The network with these weights, all of them and no others."""
+    """The network with these weights; RunError if some are missing or unknown."""
     try:
         missing, unexpected = network.load_state_dict(found.params, strict=False)
     except (RuntimeError, AttributeError, TypeError) as error:
         raise RunError(f"the model {where} does not fit the network: {str(error).splitlines()[-1]}") from None
-    own = models.parameters_of(network) | models.statistics(network)  # each once, whatever other names it has
+    own = models.parameters_of(network) | models.statistics(network)  # each tensor once, even if it has several names
     lacking = [name for name in missing if name in own]
     if lacking or unexpected:
         raise RunError(f"the model {where} does not fit the network: {(lacking + unexpected)[0]} differs")
@@ -165,14 +165,14 @@ def _personal(
 
 
 class FromMemory:
-    """Makes models from where a run is, without a folder."""
+    """Makes the models of a run without a folder."""
 
     def __init__(self, simulation: Simulation, last: Progress, picked: Progress | None) -> None:
         self._simulation, self._last, self._picked = simulation, last, picked
         self._is_open = False
 
     def __call__(self, client: int | None, class_counts: Sequence[float] | None, pick: Pick | None) -> PersonalModel:
-        """As `load_model` does it for a run with a folder."""
+        """The same as `load_model` for a run with a folder."""
         if pick not in (None, "validated", "last"):
             raise RunError(f'pick = {pick!r} is not possible: "validated" or "last"')
         simulation = self._simulation

@@ -1,4 +1,4 @@
-"""What `cwfed.run` gives: the summary of a run, and its history, its clients and their models."""
+"""What `cwfed.run` returns: the summary of a run, its history, its clients and their models."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ModelOf = Callable[[int | None, Sequence[float] | None, Pick | None], PersonalMo
 class Result(Summary):
     """A run's summary (`result.accuracy.received.best`) with its `history`, its `client_table()` and `models`.
 
-    It is a `cwfed.Summary`: `result["accuracy"]`, `result.to_dict()` and `result.to_json()` are what summary.json says. A run without a
-    folder has its events and what models are made from in memory, for as long as the result is there.
+    It is a `cwfed.Summary`: `result["accuracy"]`, `result.to_dict()` and `result.to_json()` have the contents of summary.json. A run without a
+    folder keeps its events, and what its models are made from, in memory for as long as the result exists.
 
     Examples:
         >>> import cwfed
@@ -34,7 +34,7 @@ class Result(Summary):
     """
 
     folder: Path | None = None
-    """Where the run is on disk; None: nowhere."""
+    """The run's folder; None if it has none."""
     happened: Callable[[], Sequence[Event]]
     model_of: ModelOf
 
@@ -42,18 +42,18 @@ class Result(Summary):
     def of(
         cls, summary: Summary, happened: Callable[[], Sequence[Event]], model_of: ModelOf, folder: Path | None = None
     ) -> Result:
-        """A summary with what belongs to it."""
+        """A result from a summary and what belongs to it."""
         known = {f.name: getattr(summary, f.name) for f in fields(Summary)}
         return cls(**known, happened=happened, model_of=model_of, folder=folder)
 
     @property
     def summary(self) -> Summary:
-        """The numbers alone: what can be sent to another process."""
+        """The numbers alone, which can be sent to another process."""
         return Summary(**{f.name: getattr(self, f.name) for f in fields(Summary)})
 
     @cached_property
     def events(self) -> Sequence[Event]:
-        """All that happened, as `events.jsonl` has it."""
+        """All events, as in `events.jsonl`."""
         return self.happened()
 
     @cached_property
@@ -76,7 +76,7 @@ class Result(Summary):
 
         Arguments:
             client: its number. Default: a newcomer, who never took part.
-            class_counts: the newcomer's label histogram. Default: it says nothing about itself.
+            class_counts: the newcomer's label histogram. Default: it tells nothing about itself.
             pick: the round: "validated", the best on held-out data (the default where there is one), or "last".
 
         Returns:
@@ -91,7 +91,7 @@ class Result(Summary):
 
     @property
     def models(self) -> Mapping[int, PersonalModel]:
-        """The personal models by client, each made or loaded when it is asked for: `result.models[3]`."""
+        """The personal models by client, each made or loaded on demand: `result.models[3]`."""
         return _Models(self.clients, self.model)
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """The clients' models on disk: of the last round, and of the round that validation picked.
 
-index.json, client-00000.safetensors, ...   the last round: who has which file
-validated/                                  the same of the picked round, where that is another one
-rounds.json                                 which rounds these are; folders of earlier versions have the last models only
+index.json, client-00000.safetensors, ...   the last round: which client has which file
+validated/                                  the same for the picked round, if that is another one
+rounds.json                                 which rounds these are; folders of earlier versions have only the last models
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cwfed.runs.checkpoint import digest, read_tensors, write_tensors
 
 Models: TypeAlias = Iterator[tuple[int, Params]]
 Pick: TypeAlias = Literal["validated", "last"]
-"""Of which round a model is: the one that was best on held-out training data, or the last."""
+"""The round of a model: the one that was best on held-out training data, or the last."""
 
 _VALIDATED = "validated"
 _FILE = re.compile(r"client-\d+\.safetensors", re.ASCII)
@@ -32,11 +32,11 @@ class Found(NamedTuple):
     params: Params
     pick: Pick
     round: int
-    """0 where it is not known."""
+    """0 if it is not known."""
 
 
 def write(folder: Path, last: Models, rounds: dict[str, int] | None, validated: Models | None) -> None:
-    """A folder of models. `rounds` says of which rounds they are; without `validated` models both are the same."""
+    """Write a folder of models. `rounds` says which rounds they are from; without `validated`, both rounds are the same."""
     _write(folder, last)
     if validated is not None:
         _write(folder / _VALIDATED, validated)
@@ -45,7 +45,7 @@ def write(folder: Path, last: Models, rounds: dict[str, int] | None, validated: 
 
 
 def _write(folder: Path, models: Models) -> None:
-    """One safetensors file a personal model, and an index of who has which."""
+    """Write one safetensors file per personal model, and an index of clients and files."""
     folder.mkdir()
     index: dict[str, str] = {}
     names: dict[str, str] = {}  # by content: clients with the same model share its file
@@ -59,7 +59,7 @@ def _write(folder: Path, models: Models) -> None:
 
 
 def read(folder: Path, client: int, pick: Pick | None, rounds_done: int) -> Found:
-    """A client's model: that of the round which validation picked, where there is one and nobody wants the last."""
+    """A client's model; by default of the round that validation picked if there is one, else of the last."""
     rounds: dict[str, Any] = {}
     if (folder / "rounds.json").exists():
         rounds = files.read_table(folder / "rounds.json")
@@ -77,13 +77,13 @@ def read(folder: Path, client: int, pick: Pick | None, rounds_done: int) -> Foun
     if str(client) not in index:
         raise RunError(f"{folder} has no model of client {client}: {_whose(index)}")
     name = str(index[str(client)])
-    if not _FILE.fullmatch(name):  # a foreign index cannot make us read elsewhere
+    if not _FILE.fullmatch(name):  # an index of unknown origin must not make us read other files
         raise RunError(f"{place / 'index.json'} is damaged: {name!r} is not the name of a model file")
     return Found(read_tensors(place / name)[0], chosen, rounds.get(chosen, rounds_done))
 
 
 def _whose(index: dict[str, Any]) -> str:
-    """Whose models there are: in a run's folder all clients', in that of a federation's node its own."""
+    """The clients that have models here: in a run's folder all, in the folder of a federation's node one."""
     if index.keys() == {str(client) for client in range(len(index))}:
         return f"its clients are 0 to {len(index) - 1}"
     return f"there {'are those' if len(index) > 1 else 'is that'} of {', '.join(list(index)[:MOST_NAMES])}"

@@ -1,4 +1,4 @@
-"""Several runs, one after the other or side by side. What is finished is reused, what was broken off goes on."""
+"""Several runs, one after the other or side by side. Finished runs are reused, interrupted ones are resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cwfed.runs.folder import RunFolder
 from cwfed.runs.summary import Summary
 
 START = 8.0
-"""Seconds until processes of our own are ready: torch is imported in each. To go side by side must save more than that."""
+"""Seconds until processes are ready, as each imports torch. Running side by side must save more than that."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,31 @@ class Planned:
 
     @property
     def is_done(self) -> bool:
-        """Whether its result is there; one that its patience stopped is not told from one that wants more rounds."""
+        """Whether its result has all rounds. (A run that `run.patience` stopped counts as not done.)"""
         return RunFolder(self.folder).rounds_done() >= self.config.train.rounds
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of it."""
+    """The outcome of a planned run."""
 
     planned: Planned
     summary: Summary | None
-    """None where the run was given up."""
+    """None if the run was given up."""
     reused: bool
-    """It was there already."""
+    """Whether it was finished already."""
     given_up: str = ""
-    """Why, where it was."""
+    """Why it was given up, if it was."""
 
 
 OnRun = Callable[[Planned], Callable[[Event], None]]
-"""Called when a run begins: who is told its events."""
+"""Called when a run begins; returns the listener of its events."""
 
 
 class Series:
-    """Carries runs out; their bits do not depend on how many go side by side.
+    """Carries runs out; their bits do not depend on how many run side by side.
 
-    A run that fails ends the series with its error. So does one that learns nothing (`GivenUp`), unless `lenient`.
+    A run that fails ends the series with its error. So does a run that is given up because it learns nothing, unless `lenient`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Series:
         on_done: Callable[[Done], None] = lambda done: None,
         lenient: bool = False,
     ) -> None:
-        """`jobs` runs go side by side, each in a process of its own; 0: one per core, where a run leaves cores idle and that saves time."""
+        """`jobs`: how many runs go side by side, each in its own process; 0: one per core if a run leaves cores idle and it saves time."""
         self.jobs, self.data_dir, self.track, self.lenient = jobs, data_dir, track, lenient
         self.on_run, self.on_done = on_run, on_done
         self._seconds: float | None = None  # of the last run that was made in this process and left cores idle
@@ -89,7 +89,7 @@ class Series:
             self._crew.end()
 
     def carry_out(self, wanted: Sequence[Planned], more: int = 0) -> list[Done]:
-        """All of these, in their order; `more` runs will be asked for later."""
+        """Carry out these runs; results in their order. `more`: how many runs will follow in later calls."""
         waiting = deque(enumerate(wanted))
         found: dict[int, Done] = {}
         while waiting:
@@ -115,18 +115,18 @@ class Series:
         return done
 
     def _together(self, waiting: Sequence[Planned], more: int) -> int:
-        """How many of these are made at the same time."""
+        """How many of the waiting runs are made at the same time."""
         most = min(self.jobs or cores(), len(waiting))
-        if most == 1 or waiting[0].is_done:  # to read a result is no work for a process
+        if most == 1 or waiting[0].is_done:  # reading a result needs no process
             return 1
         if self.jobs or self._crew:
             return most
-        left = (self._seconds or 0.0) * (len(waiting) + more)  # one has to be made to know how long they take
+        left = (self._seconds or 0.0) * (len(waiting) + more)  # the first run shows how long they take
         return most if left / most + START < left else 1
 
 
 def _leaves_cores_idle(folder: Path) -> bool:
-    """Whether the engine of a run keeps one core busy, and neither all of them nor a graphics card."""
+    """Whether the engine of a run uses one core only, and no GPU."""
     engine = RunFolder(folder).facts().engine
     return engine.name in ("loop", "vmap") and engine.device == "cpu"
 
@@ -146,7 +146,7 @@ def _carry_out(
 
 
 class Watched:
-    """Passes events on and counts the rounds: a run without any was there already."""
+    """Passes events on and counts the rounds; a run without any was finished already."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event, self.rounds = on_event, 0
@@ -160,14 +160,14 @@ class Watched:
 
 
 class _Crew:
-    """Processes that carry runs out. They tell the events of theirs through a pipe, and end with it."""
+    """Processes that carry runs out. Each sends its events through a pipe, and ends when the pipe is closed."""
 
     def __init__(self, size: int, data_dir: str | None, track: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         each = max(1, cores() // size)
         self._processes = list[SpawnProcess]()
         self._idle = list[Connection]()
-        with _deaf():  # who presses Ctrl-C speaks to us: we tell the others
+        with _ignoring_ctrl_c():  # only this process gets Ctrl-C, and ends the others
             for _ in range(size):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_work, args=(theirs, data_dir, tuple(track), each))
@@ -177,7 +177,7 @@ class _Crew:
                 self._idle.append(ours)
 
     def carry_out(self, waiting: deque[tuple[int, Planned]], on_run: OnRun) -> Iterator[tuple[int, Done]]:
-        """All that waits, as it gets done; the queue is empty then."""
+        """Carry out all waiting runs; yields each when it is done, and leaves the queue empty."""
         busy: dict[Connection, tuple[int, Planned, Callable[[Event], None]]] = {}
         while waiting or busy:
             while waiting and self._idle:
@@ -197,7 +197,7 @@ class _Crew:
                     on_event(told)
 
     def end(self) -> None:
-        """Runs that are not finished write a checkpoint first."""
+        """End all processes; unfinished runs write a checkpoint first."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -215,8 +215,8 @@ def _told(pipe: Connection, planned: Planned) -> Any:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C has no effect meanwhile, and never on processes that are started here."""
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """In this block Ctrl-C has no effect, and processes that are started in it ignore it for ever."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -225,11 +225,11 @@ def _deaf() -> Iterator[None]:
 
 
 def _work(pipe: Connection, data_dir: str | None, track: Sequence[str], threads: int) -> None:
-    """What a process of the crew does until its pipe is closed, or until it is told to end."""
+    """What a process does until its pipe is closed or it is terminated."""
     import torch
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: a checkpoint is being written
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not disturb writing the checkpoint
         raise KeyboardInterrupt
 
     torch.set_num_threads(threads)
@@ -244,5 +244,5 @@ def _work(pipe: Connection, data_dir: str | None, track: Sequence[str], threads:
                 pipe.send(_carry_out(Planned(label, seed, config, folder), data_dir, track, pipe.send))
             except CwfedError as error:
                 pipe.send(error)
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # nobody listens any more
+    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # the parent has ended
         return

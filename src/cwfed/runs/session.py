@@ -1,4 +1,7 @@
-"""A run with its folder: start, resume, record, finish."""
+"""Carries a run out, in memory or with a folder: start, resume, record, finish.
+
+A run is a generator of events (`Steps`), so that a caller can take one round at a time. `run` and `drain` take all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,28 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from cwfed.core import plugins
 from cwfed.core.errors import ConfigError, RunError, StopRun, WorkerLost
-from cwfed.core.events import Event, Newcomers, Note, PhaseResult, Round, Started
+from cwfed.core.events import Event, Note, Round
 from cwfed.federation.config import Config, from_table
 from cwfed.federation.given import NOTHING, Given
-from cwfed.federation.manifest import Facts, changed
-from cwfed.federation.rounds import FinalModels, Progress, is_over, to_tree
+from cwfed.federation.rounds import Progress, is_over, to_tree
 from cwfed.federation.simulation import Simulation
-from cwfed.runs import memory
+from cwfed.runs import memory, resuming
+from cwfed.runs.backend import Backend, Runner
 from cwfed.runs.checkpoint import require_savable
-from cwfed.runs.folder import Restored, RunFolder
+from cwfed.runs.folder import RunFolder
+from cwfed.runs.picking import Picked, after, picked_before, save_models, saves_models
 from cwfed.runs.predict import FromMemory, PersonalModel, load_model
 from cwfed.runs.result import Result
 from cwfed.runs.saved_models import Pick
-from cwfed.runs.summary import Summary, pick, summarise
+from cwfed.runs.summary import Summary, summarise
 from cwfed.runs.track import tracking
 
-MODELS_LIMIT = 2**30
-"""Bytes of all clients' models of one round that `run.save_models = "auto"` writes."""
-
-RESUMED = "resumed"
-"""How notes begin that say why a run's config alone may not give its bits again."""
-
-
 Steps = Generator[Event, None, Result]
-"""A run as it happens: yields every event, gives the result. Thrown in, StopRun ends it after this round; closed, it leaves a checkpoint."""
+"""A run as it happens: yields every event and returns the result. `throw(StopRun)` ends it after this round; `close` leaves a checkpoint."""
 
 
 def run(
@@ -50,9 +45,9 @@ def run(
     backend: Backend | None = None,
     given: Given = NOTHING,
 ) -> Result:
-    """Carry out an experiment and give its result; `cwfed.run` explains the arguments.
+    """Carry out an experiment and return its result; `cwfed.run` explains the arguments.
 
-    `backend` makes what carries the experiment out; by default it is the simulator, in this process.
+    `backend` makes the runner; by default it is the simulator, in this process.
     """
     if backend is None:
         return drain(steps(config, out, resume=resume, data_dir=data_dir, track=track, given=given), on_event)
@@ -83,7 +78,7 @@ def steps(
     track: Sequence[str] = (),
     given: Given = NOTHING,
 ) -> Steps:
-    """The same in the simulator, event by event."""
+    """Carry out an experiment in the simulator, event by event."""
     if out is None:
         _check_without_folder(resume, track)
         named = given.named_in(as_config(config) or Config())
@@ -101,7 +96,7 @@ def steps(
 
 
 def drain(steps: Steps, *listeners: Callable[[Event], None]) -> Result:
-    """Carry a run out; a listener may end it with StopRun."""
+    """Carry a run out to its end; a listener may end it earlier with StopRun."""
     stop: StopRun | None = None
     with closing(steps):
         while True:
@@ -119,7 +114,7 @@ def drain(steps: Steps, *listeners: Callable[[Event], None]) -> Result:
 
 
 def _told(event: Event) -> Generator[Event, None, str | None]:
-    """Yield an event; gives why the run is to stop, where somebody says so."""
+    """Yield an event; returns the reason if the caller answers with StopRun, else None."""
     try:
         yield event
     except StopRun as stop:
@@ -128,20 +123,20 @@ def _told(event: Event) -> Generator[Event, None, str | None]:
 
 
 class _Opened(NamedTuple):
-    """A run's folder that is ours now."""
+    """A run's folder, locked for this process."""
 
     folder: RunFolder
     config: Config
     tracked: Callable[[Event], None]
     finished: Summary | None
-    """Of a run with nothing left to do."""
+    """The summary, if the run has nothing left to do."""
 
 
 @contextmanager
 def _opened(
     config: Config | Mapping[str, Any] | None, out: str | Path, resume: bool, track: Sequence[str], given: Given
 ) -> Iterator[_Opened]:
-    """Take a folder for a run, new or resumed."""
+    """Lock the folder of a run, new or resumed, and decide with which config it goes on."""
     folder = RunFolder(out)
     chosen = as_config(config)
     if given and not (chosen is None and resume and folder.exists):
@@ -152,22 +147,22 @@ def _opened(
             if given and chosen is None and resume:
                 given.named_in(Config())  # its config names what is given
                 chosen = given.named_in(folder.config(imports=True))
-            chosen = _check_existing(folder, chosen, resume)
+            chosen = resuming.check_existing(folder, chosen, resume)
             if folder.finished:
-                summary = _summary(folder)
-                finished = None if _more_to_do(folder, chosen, summary) else summary
+                summary = resuming.whole_summary(folder)
+                finished = None if resuming.more_to_do(folder, chosen, summary) else summary
         elif resume and chosen is None:
             raise RunError(f"{folder.path} holds no run to resume: give its config, or the folder of another run")
         elif stray := [p.name for p in folder.path.iterdir() if not p.name.startswith(".")]:
             raise RunError(
-                f"{folder.path} holds files that are no run of cwfed, such as {stray[0]}: choose another --out"
+                f"{folder.path} holds files that do not belong to a run of cwfed, such as {stray[0]}: choose another --out"
             )
         yield _Opened(folder, chosen or Config(), tracked, finished)
 
 
 @contextmanager
 def _disk(opened: _Opened) -> Iterator[None]:
-    """What goes wrong with the disk while a run is carried out; a finished one keeps as many checkpoints as it is told."""
+    """While a run is carried out: errors of the disk are one sentence, and when it is finished surplus checkpoints are removed."""
     folder = opened.folder
     try:
         memory.forget_peak()  # several runs may share this process
@@ -189,15 +184,15 @@ def _check_without_folder(resume: bool, track: Sequence[str]) -> None:
 
 
 def _read(opened: _Opened, on_event: Callable[[Event], None]) -> Result:
-    """A run that is finished already."""
+    """The result of a run that is finished already."""
     assert opened.finished is not None
-    for note in _check_code(opened.folder, opened.config):
+    for note in resuming.check_code(opened.folder, opened.config):
         on_event(Note(note))
     return _from_folder(opened.finished, opened.folder)
 
 
 def _from_folder(summary: Summary, folder: RunFolder) -> Result:
-    """The result of a finished run, read from its folder when it is asked for."""
+    """The result of a finished run; its events and models are read from its folder on demand."""
 
     def model_of(client: int | None, class_counts: Sequence[float] | None, pick: Pick | None) -> PersonalModel:
         return load_model(folder.path, client, class_counts=class_counts, pick=pick, trust=True)  # it was just run
@@ -213,29 +208,17 @@ def _from_memory(
     picked: Picked,
     path: Path | None = None,
 ) -> Result:
-    """The result of a run whose models are on no disk."""
-    if isinstance(runner, Simulation) and _saves_models(runner.config, runner.final_models(last)):
+    """The result of a run that has not saved its models."""
+    if isinstance(runner, Simulation) and saves_models(runner.config, runner.final_models(last)):
         return Result.of(summary, lambda: happened, FromMemory(runner, last, picked.progress), path)
 
     def no_model(*_: object) -> PersonalModel:
         raise RunError(
-            f'the models were not kept: run.save_models = "{runner.config.run.save_models}" keeps none of these ("all" does), '
-            "or they are with the clients of another process"
+            f'the models were not kept: run.save_models = "{runner.config.run.save_models}" does not keep them ("all" does), '
+            "or they are with the clients, in other processes"
         )
 
     return Result.of(summary, lambda: happened, no_model, path)
-
-
-def not_alone(path: Path | None) -> list[str]:
-    """Why a config file alone does not give the bits of the run that it was written by, where it is a run's own."""
-    folder = RunFolder(path.parent) if path and path.name == "config.toml" else None
-    if folder is None or not (folder.path / "events.jsonl").exists():
-        return []
-    try:
-        notes = [event.message for event in folder.events() if isinstance(event, Note)]
-    except RunError:  # what else is wrong with that folder does not matter here
-        return []
-    return [f"the run in {folder.path} was {note}" for note in notes if note.startswith(f"{RESUMED} ")]
 
 
 def as_config(config: Config | Mapping[str, Any] | None) -> Config | None:
@@ -249,137 +232,54 @@ def as_config(config: Config | Mapping[str, Any] | None) -> Config | None:
     )
 
 
-def _check_existing(folder: RunFolder, config: Config | None, resume: bool) -> Config:
-    if not resume:
-        state = "a finished run" if folder.finished else "a run that is not finished"
-        raise RunError(f"{folder.path} already holds {state}: --resume continues it, or choose another --out")
-    if config is None:
-        return folder.config(imports=True)
-    folder.check_same(config)
-    begun = folder.config().run.compile  # a run stays compiled, or not, whatever "auto" would choose here and now
-    return config.but(compile=begun) if config.run.compile == "auto" else config
-
-
-def _summary(folder: RunFolder) -> Summary:
-    try:
-        return folder.summary()
-    except RunError as error:
-        raise RunError(
-            f"{error}; without its summary.json, --resume makes it again from the last checkpoint"
-        ) from None
-
-
-def _more_to_do(folder: RunFolder, config: Config, summary: Summary) -> bool:
-    stopped = bool(summary.stopped)  # by its patience: more rounds would not be made
-    more_rounds = config.train.rounds > summary.rounds and not stopped
-    is_whole = stopped or folder.config().train.rounds == summary.rounds  # and not on its way to more rounds
-    return more_rounds or (config.run.save_models == "all" and is_whole and not folder.models.exists())
-
-
-class Runner(Protocol):
-    """Something that carries an experiment out: the simulator, or a federation."""
-
-    config: Config
-    notes: list[str]
-    """What the user should know before the first round."""
-
-    def start(self) -> Progress:
-        """Before round 1."""
-
-    def started(self) -> Started:
-        """The first event of the run."""
-
-    def manifest(self) -> dict[str, Any]:
-        """Under what circumstances the run is made."""
-
-    def check_progress(self, progress: Progress) -> None:
-        """RunError for progress that the rounds cannot go on from."""
-
-    def rounds(self, progress: Progress) -> Iterator[tuple[Progress, Event]]:
-        """Carry out the rounds that are left; after each event, where the run is."""
-
-    def complete(self, progress: Progress) -> Progress:
-        """Progress with all that the clients keep, where that can be had: what their models are made from."""
-
-    def welcome(self, progress: Progress) -> Newcomers | None:
-        """Measure the models that clients get which never took part; the progress is complete."""
-
-    def final_models(self, progress: Progress) -> FinalModels | None:
-        """Every client's personal model, from complete progress; None where they are with the clients."""
-
-    def close(self) -> None:
-        """Let go of workers and data."""
-
-
-Backend = Callable[[Config, Path | None, Callable[[Runner], Result]], Result]
-"""Makes a runner for a config (and a run folder) and has something done with it."""
-
-
-class Picked(NamedTuple):
-    """The round that validation has picked so far, and from what its models are made where they are to be saved."""
-
-    round: int = 0
-    worth: float = -inf
-    progress: Progress | None = None
-
-
-def _after(picked: Picked, event: Event, started: Started, progress: Callable[[], Progress | None]) -> Picked:
-    """What validation picks when this has happened too: as `summary.pick` does, the first of equals."""
-    result: PhaseResult | None = getattr(event, started.phase) if isinstance(event, Round) else None
-    if not isinstance(event, Round) or result is None:
-        return picked
-    worth = started.worth(result.held_out(started.pick))
-    return Picked(event.round, worth, progress()) if worth > picked.worth else picked
-
-
 def _why_stopped(events: Sequence[Event]) -> Note | None:
-    """What a reader should know of a run that ended before all rounds were done."""
+    """A note if the run ended before all rounds were done (`run.patience`)."""
     last = next((event for event in reversed(events) if isinstance(event, Round)), None)
     return Note(last.stopped) if last and last.stopped else None
 
 
-def _in_memory(simulation: Runner) -> Steps:
-    """A run that leaves nothing on disk."""
+def _in_memory(runner: Runner) -> Steps:
+    """Carry out a run that leaves nothing on disk."""
     happened: list[Event] = []
     picked, stopped = Picked(), None
     try:
-        progress, started = simulation.start(), simulation.started()
-        saves = _saves_models(simulation.config, simulation.final_models(progress))
+        progress, started = runner.start(), runner.started()
+        saves = saves_models(runner.config, runner.final_models(progress))
 
         def kept(reached: Progress) -> Progress | None:
             return reached if saves else None
 
-        first: list[Event] = [started, *map(Note, simulation.notes)]
+        first: list[Event] = [started, *map(Note, runner.notes)]
         for event in first:
             happened.append(event)
             stopped = (yield from _told(event)) or stopped
-        with closing(_rounds(simulation, progress, stopped)) as rounds:
+        with closing(_rounds(runner, progress, stopped)) as rounds:
             for progress, event in rounds:
                 happened.append(event)
-                picked = _after(picked, event, started, partial(kept, progress))
-                if (stopped := (yield from _told(event))) and not is_over(simulation.config, progress):
+                picked = after(picked, event, started, partial(kept, progress))
+                if (stopped := (yield from _told(event))) and not is_over(runner.config, progress):
                     break
-        if stopped and not is_over(simulation.config, progress):
-            return _from_memory(_stopped(happened, stopped), happened, simulation, progress, picked)
+        if stopped and not is_over(runner.config, progress):
+            return _from_memory(_stopped(happened, stopped), happened, runner, progress, picked)
         if note := _why_stopped(happened):
             happened.append(note)
             yield from _told(note)
-        if joined := simulation.welcome(simulation.complete(progress)):
+        if joined := runner.welcome(runner.complete(progress)):
             happened.append(joined)
             yield from _told(joined)
-        return _from_memory(summarise(happened), happened, simulation, progress, picked)
+        return _from_memory(summarise(happened), happened, runner, progress, picked)
     finally:
-        simulation.close()
+        runner.close()
 
 
-def record(simulation: Runner, folder: RunFolder, *listeners: Callable[[Event], None]) -> Result:
-    """Carry a run out and leave its folder; one that was broken off goes on."""
-    return drain(_recorded(simulation, folder), *listeners)
+def record(runner: Runner, folder: RunFolder, *listeners: Callable[[Event], None]) -> Result:
+    """Carry a run out and write its folder; an interrupted run is resumed."""
+    return drain(_recorded(runner, folder), *listeners)
 
 
-def _recorded(simulation: Runner, folder: RunFolder, tracked: Callable[[Event], None] = lambda event: None) -> Steps:
-    """A run that leaves a folder."""
-    config = simulation.config
+def _recorded(runner: Runner, folder: RunFolder, tracked: Callable[[Event], None] = lambda event: None) -> Steps:
+    """Carry out a run that leaves a folder."""
+    config = runner.config
 
     def tell(event: Event, is_new: bool = True) -> Generator[Event, None, str | None]:
         if is_new:
@@ -388,29 +288,29 @@ def _recorded(simulation: Runner, folder: RunFolder, tracked: Callable[[Event], 
         return (yield from _told(event))
 
     try:
-        start = simulation.start()  # what is wrong with the settings shows before anything is written
+        start = runner.start()  # first of all: a wrong setting is an error before anything is written
         require_savable(to_tree(start))
-        restored, notes = _prepare(folder, simulation)
-        started = simulation.started()
+        restored, notes = resuming.prepare(folder, runner)
+        started = runner.started()
         progress = restored.progress or start
         stopped = yield from tell(started, is_new=restored.progress is None)
         told = {event.message for event in folder.events() if isinstance(event, Note)}
-        for note in [*simulation.notes, *notes]:
-            if note not in told:  # what is true of the whole run is said once, however often it is resumed
+        for note in [*runner.notes, *notes]:
+            if note not in told:  # a note about the whole run is written once, however often the run is resumed
                 stopped = (yield from tell(Note(note))) or stopped
-        saves = _saves_models(config, simulation.final_models(start))
-        picked = _picked_before(folder, started, restored.picked if saves else None)
+        saves = saves_models(config, runner.final_models(start))
+        picked = picked_before(folder, started, restored.picked if saves else None)
 
         def whole(reached: Progress) -> Progress | None:
-            return simulation.complete(reached) if saves else None
+            return runner.complete(reached) if saves else None
 
         last_saved, written = time.monotonic(), folder.mark()
         try:
-            with closing(_rounds(simulation, progress, stopped)) as rounds:
+            with closing(_rounds(runner, progress, stopped)) as rounds:
                 for reached, event in rounds:
                     folder.append(event)
-                    better = _after(picked, event, started, partial(whole, reached))
-                    # together: what a checkpoint knows, the events have
+                    better = after(picked, event, started, partial(whole, reached))
+                    # only together: a checkpoint must never be ahead of the events
                     progress, written, picked = reached, folder.mark(), better
                     stopped = yield from tell(event, is_new=False)
                     if stopped and not is_over(config, progress):
@@ -426,28 +326,30 @@ def _recorded(simulation: Runner, folder: RunFolder, tracked: Callable[[Event], 
             folder.save(progress, written, picked.progress)
         if stopped and not is_over(config, progress):
             happened = folder.events()
-            return _from_memory(_stopped(happened, stopped), happened, simulation, progress, picked, folder.path)
+            return _from_memory(_stopped(happened, stopped), happened, runner, progress, picked, folder.path)
         if (why := _why_stopped(folder.events())) and why.message not in told:
             yield from tell(why)
-
-        progress = simulation.complete(progress)
-        if joined := simulation.welcome(progress):
+        progress = runner.complete(progress)
+        if joined := runner.welcome(progress):
             yield from tell(joined)
-        for note in _save_models(folder, simulation, progress, picked):
+        for note in save_models(folder, runner, progress, picked):
             yield from tell(Note(note))
-        summary = replace(summarise(folder.events()), peak_memory_bytes=memory.peak(), peak_memory_of=memory.since())
-        folder.write_summary(summary)
-        return _from_folder(summary, folder)
+        return _finished(folder)
     finally:
-        simulation.close()
+        runner.close()
 
 
-def _rounds(
-    simulation: Runner, progress: Progress, stopped: str | None
-) -> Generator[tuple[Progress, Event], None, None]:
-    """The rounds that are left; none where somebody has stopped the run before the first."""
+def _finished(folder: RunFolder) -> Result:
+    """Write the summary, the last file of a run; the result."""
+    summary = replace(summarise(folder.events()), peak_memory_bytes=memory.peak(), peak_memory_of=memory.since())
+    folder.write_summary(summary)
+    return _from_folder(summary, folder)
+
+
+def _rounds(runner: Runner, progress: Progress, stopped: str | None) -> Generator[tuple[Progress, Event], None, None]:
+    """The rounds that are left; none if a listener has stopped the run before the first."""
     if not stopped:
-        yield from simulation.rounds(progress)
+        yield from runner.rounds(progress)
 
 
 def _stopped(happened: Sequence[Event], why: str) -> Summary:
@@ -455,106 +357,3 @@ def _stopped(happened: Sequence[Event], why: str) -> Summary:
     if not any(isinstance(event, Round) and (event.received or event.trained) for event in happened):
         raise RunError(f"the run was stopped before its first evaluated round ({why}): there is no result yet")
     return replace(summarise(happened), stopped=why)
-
-
-def _picked_before(folder: RunFolder, started: Started, progress: Progress | None) -> Picked:
-    """What validation picked before the run was broken off; of its progress, what the checkpoint has."""
-    happened = [event for event in folder.events() if isinstance(event, Round)]
-    found = pick(happened, started.phase, started).validated
-    if found is None:
-        return Picked()
-    worth = started.worth(found[1].held_out(started.pick))
-    return Picked(found[0], worth, progress if progress and progress.round == found[0] else None)
-
-
-def _prepare(folder: RunFolder, simulation: Runner) -> tuple[Restored, list[str]]:
-    """Write what belongs to the start, or load where the run was; what is worth a note is returned."""
-    config = simulation.config
-    facts = simulation.manifest() | {"experiment": config.fingerprint, "code": plugins.sources(config.code())}
-    words = facts.pop("words", None)
-    restored, notes = Restored(None, None, []), list[str]()
-    if folder.exists:  # nothing is changed before all of it is known to fit
-        if (folder.path / "manifest.json").exists():
-            notes = _check_manifest(folder, facts) + _check_code(folder, config)
-        restored = folder.restore(config, simulation.check_progress)
-        notes = restored.complaints + (notes if restored.progress else [])
-    folder.write_config(config)  # first: from now on the folder is a run
-    if not (folder.path / "manifest.json").exists():
-        folder.write_json("manifest.json", facts)
-    if words:
-        folder.write_json("vocabulary.json", {"words": words})
-    return restored, notes
-
-
-def _check_manifest(folder: RunFolder, now: dict[str, Any]) -> list[str]:
-    """Data, split and settings must be those of the start; what else differs is worth a note."""
-    then = folder.facts()
-    for what, before in (("data", then.data.digest), ("split", then.split.digest)):
-        if before != now[what]["digest"]:
-            raise RunError(
-                f"{folder.path} was made with another {what}: the hash in its manifest differs from this one"
-            )
-    if then.experiment not in ("", now["experiment"]):
-        raise RunError(f"the manifest in {folder.path} does not match its config.toml, which was changed since")
-    differ = {"on another kind of CPU": (then.machine.instruction_set, now["machine"]["instruction_set"])}
-    engine = Facts.model_validate(now).engine
-    if then.engine.rounding() != engine.rounding():
-        differ["on another engine"] = then.engine.words(), engine.words()
-    for package in ("torch", "numpy", "cwfed"):
-        here = now["versions"][package]
-        differ[f"with another {package}"] = then.versions.get(package, here), here
-    return [
-        f"{RESUMED} {how} ({before}, now {here}): the last bits may differ from here on"
-        for how, (before, here) in differ.items()
-        if before != here
-    ]
-
-
-def _check_code(folder: RunFolder, config: Config) -> list[str]:
-    """The user's own code must be that of the start; what is not known of it is worth a note."""
-    named = config.code()
-    if not named or not (folder.path / "manifest.json").exists():
-        return []
-    then = folder.facts().code
-    if then is None:
-        return [
-            f"the run in {folder.path} was begun by a version that did not record the user's code: whether that of "
-            f"{named[0]} was changed since is not known"
-        ]
-    if file := changed(then, plugins.sources(named)):
-        raise RunError(
-            f"{folder.path} was made with other code: {file} was changed since; choose another --out, or remove that "
-            "folder to run it again"
-        )
-    return []
-
-
-def _saves_models(config: Config, final: FinalModels | None) -> bool:
-    wanted = config.run.save_models
-    return final is not None and (wanted == "all" or (wanted == "auto" and final.nbytes <= MODELS_LIMIT))
-
-
-def _save_models(folder: RunFolder, simulation: Runner, progress: Progress, picked: Picked) -> Iterator[str]:
-    """Write every client's model of the last round, and of the round that validation picked, where that is another one; gives what a
-    reader should know of it.
-    """
-    config, final = simulation.config, simulation.final_models(progress)
-    if final is None or config.run.save_models == "none":
-        return
-    if not _saves_models(config, final):
-        yield (
-            f"the final models of {final.clients:,} clients could take {final.nbytes / 2**30:.1f} GiB and were not "
-            'written; run.save_models = "all" with --resume writes them'
-        )
-        return
-    rounds, validated = {"last": progress.round}, None
-    if picked.round and picked.round != progress.round:
-        validated = simulation.final_models(picked.progress) if picked.progress else None
-        if validated is None:
-            yield (
-                f"only the models of the last round were written: when round {picked.round} was made, which "
-                "validation picked, its models were not kept"
-            )
-    if validated or picked.round == progress.round:
-        rounds["validated"] = picked.round
-    folder.save_models(final.models, rounds, validated.models if validated else None)

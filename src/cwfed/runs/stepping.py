@@ -13,9 +13,9 @@ from cwfed.runs.session import Steps
 
 
 class Rounds(Iterator[Round]):
-    """An iterator over the rounds of a run: each is carried out when it is asked for.
+    """An iterator over the rounds of a run: each is carried out on demand.
 
-    `result()` gives the result of the rounds that are done, at the end or anywhere before. A run with a folder that is left early has a
+    `result()` gives the result of the rounds that are done, at the end or earlier. A run with a folder that is left early has a
     checkpoint: `cwfed.rounds(out=..., resume=True)` or `cwfed.run(out=..., resume=True)` continues it, to the same bits.
 
     Examples:
@@ -32,7 +32,7 @@ class Rounds(Iterator[Round]):
         self._result: Result | None = None
         self._started: Started | None = None
         self._last: Round | None = None
-        # also when Python ends, while what closing needs is still there
+        # closes also when Python ends, while everything that closing needs still exists
         weakref.finalize(self, steps.close)
 
     def __next__(self) -> Round:
@@ -50,7 +50,7 @@ class Rounds(Iterator[Round]):
             CwfedError, one sentence: no round was carried out and evaluated yet.
         """
         if self._result is None and self._is_last():
-            while self._advance() is not None:  # nothing is left but to finish: newcomers, models, the summary
+            while self._advance() is not None:  # only the end is left: newcomers, models, the summary
                 pass
         if self._result is None:
             if self._last is None:
@@ -63,7 +63,7 @@ class Rounds(Iterator[Round]):
         return self._result
 
     def close(self) -> None:
-        """Let go of workers and folder; a run with a folder has a checkpoint then."""
+        """End workers and unlock the folder; a run with a folder has a checkpoint then."""
         self._steps.close()
 
     def __enter__(self) -> Rounds:
@@ -101,6 +101,6 @@ class Rounds(Iterator[Round]):
             pass  # it was closed before
 
     def _is_last(self) -> bool:
-        """Whether the round that was carried out last is the last of the run."""
+        """Whether the last round carried out is the last of the run."""
         started, last = self._started, self._last
         return bool(started and last and (last.round >= started.rounds or last.stopped))

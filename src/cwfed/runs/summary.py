@@ -1,4 +1,4 @@
-"""A run in numbers: a pure function of its events. Both phases and all three pickings, always."""
+"""A run in numbers, computed from its events alone: always both phases and all three pickings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class ByPicking(Generic[T]):
-    """Something for each way of picking a round; None where no round can be picked that way."""
+    """A value for each way of picking a round; None if no round can be picked that way."""
 
     best: T | None
     """On test data, as papers report it."""
@@ -33,20 +33,20 @@ class ByPicking(Generic[T]):
     last: T | None
 
     def map(self, change: Callable[[T], U | None]) -> ByPicking[U]:
-        """The same made into something else."""
+        """The same with a function applied to each value."""
         found = (None if one is None else change(one) for one in (self.best, self.validated, self.last))
         return ByPicking(*found)
 
 
 @dataclass(frozen=True)
 class ByPhase(Generic[T]):
-    """Something of the models as clients receive them, and of those after local training."""
+    """A value for the models as clients receive them, and one for those after local training."""
 
     received: T
     trained: T
 
     def of(self, phase: Phase) -> T:
-        """By the phase's name."""
+        """The value of a phase."""
         return self.trained if phase == "trained" else self.received
 
 
@@ -59,14 +59,14 @@ class Reported:
     picking: str
     round: int
     metric: str = ""
-    """What rounds are picked by, where it is not the accuracy."""
+    """The metric by which rounds are picked, if it is not the accuracy."""
     value: float | None = field(default=None, metadata={"together_with": "metric"})
-    """Of that metric."""
+    """The value of that metric."""
 
 
 @dataclass(frozen=True)
 class OverClients:
-    """A metric over the clients, each of which counts the same; None where no client has a value."""
+    """A metric over the clients, which all count the same; None if no client has a value."""
 
     mean: float | None
     std: float | None
@@ -78,7 +78,7 @@ class OverClients:
 
 @dataclass(frozen=True)
 class PerClient:
-    """The accuracy over the clients in the reported round, each of which counts the same."""
+    """The accuracy over the clients in the reported round; all clients count the same."""
 
     mean: float
     std: float
@@ -92,7 +92,7 @@ class PerClient:
 
 @dataclass(frozen=True)
 class ClassResults:
-    """Each class in the reported round, one value per class; None where it has no test samples."""
+    """The classes in the reported round, one value per class; None for a class without test samples."""
 
     samples: list[int]
     recall: list[float | None]
@@ -123,7 +123,7 @@ class PrivacySpent:
     """What differential privacy has cost."""
 
     epsilon: float | None
-    """The largest of any client, which is the guarantee; None is without bound."""
+    """The largest of any client, which is the guarantee; None: without bound."""
     delta: float
     histogram_epsilon: float
     per_client: dict[str, float | None]
@@ -147,7 +147,7 @@ class Summary(Mapping[str, Any]):
     dataset: str
     seed: int
     rounds: int
-    """That were carried out."""
+    """The number of rounds that were carried out."""
     clients: int
     parameters: int
     """Numbers in one model."""
@@ -156,7 +156,7 @@ class Summary(Mapping[str, Any]):
     reported: Reported
     per_client: PerClient
     metrics: ByPhase[dict[str, ByPicking[float]]] | None = None
-    """All metrics beside the accuracy; runs of early versions have none."""
+    """All metrics besides the accuracy; None for runs of early versions."""
     per_class: ClassResults | None = None
     newcomers: NewcomerResults | None
     correlation: float | None
@@ -173,14 +173,14 @@ class Summary(Mapping[str, Any]):
     refused: dict[str, int] = field(default_factory=dict)
     """Updates of each client that the guard left out."""
     skipped: list[int] = field(default_factory=list)
-    """Rounds that too few good updates were left for."""
+    """Rounds that were skipped because too few updates were good."""
     peak_memory_bytes: int | None = None
-    """Of a run with a folder."""
+    """For a run with a folder."""
     peak_memory_of: str = ""
-    """Whether that is the peak of the run, or of the process that made it."""
+    """Whether that is the peak of the run ("run") or of the process that made it ("process")."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As summary.json says it: what may be changed without changing the summary."""
+        """The contents of summary.json, as a copy that may be changed."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(Summary) if _is_said(f, self)}
 
     def to_json(self) -> str:
@@ -202,7 +202,7 @@ class Summary(Mapping[str, Any]):
 
 
 def _plain(value: Any) -> Any:
-    """Dicts, lists, numbers and texts of their own; a field that may be empty is only said where it is not."""
+    """A record as dicts, lists, numbers and texts; fields that may be empty are left out if they are."""
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if _is_said(f, value)}
     if isinstance(value, dict):
@@ -231,7 +231,7 @@ def pick(rounds: Sequence[Round], phase: Phase, started: Started) -> Picks:
 
 
 def summarise(events: Sequence[Event]) -> Summary:
-    """The summary of a run from what happened."""
+    """The summary of a run from its events."""
     started = next((e for e in events if isinstance(e, Started)), None)
     rounds = [e for e in events if isinstance(e, Round)]
     if started is None or not rounds:
@@ -311,7 +311,7 @@ def _spent(spent: Spent) -> PrivacySpent:
 
 
 def per_client(result: PhaseResult, started: Started) -> PerClient:
-    """Every client counts the same: mean, standard deviation, and the mean of the worst tenth."""
+    """Accuracy and metrics over the clients, which all count the same."""
     clients = started.evaluated if result.clients is None else result.clients
     samples = started.test_samples if result.samples is None else result.samples
     pairs = [(c, r / n) for c, r, n in zip(clients, result.right, samples, strict=True) if n]

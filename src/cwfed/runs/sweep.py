@@ -1,8 +1,8 @@
-"""Which settings are best, judged by held-out training data: test data never decide.
+"""Finds the best settings by held-out training data; test data never decide.
 
-A search is a generator: it yields settings to try and is sent how good each was. A grid is all of them at once; Optuna's sampler
-one at a time, each chosen by what came before. It draws from a seed of its own, so the same command asks for the same settings
-again, finds their runs finished and resumes behind them.
+A search is a generator: it yields settings to try and is sent how good each was. A grid yields all settings at once, Optuna's sampler
+one at a time, chosen by the results so far. The sampler has a seed of its own: the same command asks for the same settings again, finds
+their runs finished, and continues from there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cwfed.runs.summary import pick, spread
 
 MOST_SETTINGS = 10_000
 SAME_TASK = ("data.augment", "data.image_size")
-"""Of the sections below, what may be swept nevertheless: the task and how it is judged stay the same."""
+"""Settings of the sections below that may be swept nevertheless: they change neither the task nor how it is judged."""
 FIXED = {
     "data": "it changes the data, and results on other data are not comparable: make a sweep for each value",
     "adversary": "it changes the task, and results of other tasks are not comparable: make a sweep for each value",
@@ -39,7 +39,7 @@ FIXED = {
 
 @dataclass(frozen=True)
 class Range:
-    """Any number from `low` to `high`, both included; whole where both are."""
+    """Any number from `low` to `high`, both included; whole numbers if both are."""
 
     low: float
     high: float
@@ -59,12 +59,12 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Equal for equal values."""
+        """A text that is equal for equal values."""
         return json.dumps(dict(self.values))
 
     @property
     def label(self) -> str:
-        """Short: what is the algorithm's goes without saying."""
+        """The values in short, without "algorithm." in the keys."""
         return ", ".join(f"{key.removeprefix('algorithm.')}={_short(value)}" for key, value in self.values.items())
 
     def applied(self, config: Config) -> Config:
@@ -128,7 +128,7 @@ def _range(raw: str, text: str) -> Range:
 
 
 Search: TypeAlias = Generator[list[Candidate], list[float | None], None]
-"""Yields settings to try, is sent how good each was: more is better, None where a run was given up."""
+"""Yields settings to try; is sent how good each was: more is better, None if a run was given up."""
 
 
 def grid(space: Space) -> list[Candidate]:
@@ -148,12 +148,12 @@ def _listed(key: str, values: Values) -> list[Any]:
 
 
 def all_of(candidates: list[Candidate]) -> Search:
-    """These, at once."""
+    """A search that tries these, all at once."""
     yield candidates
 
 
 def optuna(space: Space, trials: int, seed: int) -> Search:
-    """So many settings, chosen by Optuna's default sampler (TPE) by what came before."""
+    """A search of so many settings, chosen by Optuna's default sampler (TPE) from the results so far."""
     try:
         import optuna as package
     except ImportError:
@@ -186,7 +186,7 @@ def _distribution(kinds: Any, values: Values) -> Any:
 
 
 def held_out(events: Sequence[Event]) -> tuple[float, float] | None:
-    """The metric that rounds are picked by, on held-out data in the round that they pick; and what that is worth (more is better)."""
+    """The picking metric on held-out data, in the round that these data pick; and its worth (more is better)."""
     started = next(event for event in events if isinstance(event, Started))
     rounds = [event for event in events if isinstance(event, Round)]
     found = pick(rounds, started.phase, started).validated
@@ -196,11 +196,11 @@ def held_out(events: Sequence[Event]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Tried:
-    """A setting and what came of it."""
+    """A candidate and its outcome."""
 
     candidate: Candidate
     row: dict[str, Any] | None
-    """As in a comparison, and `validation`: mean and standard deviation over the seeds. None where a run was given up."""
+    """As in a comparison, and `validation`: mean and standard deviation over the seeds. None if a run was given up."""
     worth: float | None
     """The mean over the seeds, on held-out data; more is better. It alone decides."""
     why_not: str = ""
@@ -209,7 +209,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All that was tried, the best first."""
+    """All candidates, the best first."""
 
     pick: str
     """The metric that decided."""
@@ -225,7 +225,7 @@ class Sweep:
 
 
 def check(config: Config) -> None:
-    """Only held-out data may decide, so there must be some."""
+    """ConfigError unless data are held out, as only these decide."""
     if not config.data.validation:
         raise ConfigError(
             "a sweep is decided by held-out training data only, never by test data, and data.validation is 0: set it "
@@ -236,7 +236,7 @@ def check(config: Config) -> None:
 def sweep(
     config: Config, search: Search, seeds: Sequence[int], out: str | Path, series: Series, runs: int = 0
 ) -> Sweep:
-    """Try what the search asks for, each with every seed, and find the best. `runs` is how many there will be, where that is known."""
+    """Try what the search asks for, with every seed, and find the best. `runs`: how many runs there will be, if that is known."""
     check(config)
     tried: dict[str, Tried] = {}
     asked, made = next(search), 0
@@ -257,7 +257,7 @@ def sweep(
 
 
 def _told(search: Search, worths: list[float | None]) -> list[Candidate]:
-    """What the search asks for next; nothing where it is over."""
+    """The candidates that the search asks for next; none if it is over."""
     try:
         return search.send(worths)
     except StopIteration:
@@ -265,7 +265,7 @@ def _told(search: Search, worths: list[float | None]) -> list[Candidate]:
 
 
 def _plan(config: Config, candidate: Candidate, seeds: Sequence[int], out: Path) -> list[Planned]:
-    """A run's folder is named by the hash of its experiment: the same one is found again, whatever else is swept."""
+    """The runs of a candidate. Their folders have the hash of the experiment in their names, so the same experiment is found again in any sweep."""
     planned = []
     for seed in seeds:
         one = compare.without_models(candidate.applied(with_settings(config, [f"run.seed={seed}"])))

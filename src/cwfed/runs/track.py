@@ -24,27 +24,27 @@ from cwfed.federation.settings import flat
 from cwfed.runs.folder import RunFolder
 
 PROJECT = "cwfed"
-"""The project or experiment that runs belong to, where the user's environment names none."""
+"""The project or experiment of the runs, if the user's environment does not name one."""
 SHOWN = ("accuracy/received", "accuracy/trained", "validation/received", "validation/trained")
-"""What TensorBoard's table of hyper-parameters shows beside them."""
+"""The numbers that TensorBoard's table of hyper-parameters shows."""
 
 
 @contextmanager
 def tracking(
     names: Sequence[str], folder: str | Path, config: Config | None = None
 ) -> Iterator[Callable[[Event], None]]:
-    """What to call with every event of the run in `folder`; without a config it is read from there.
+    """A listener for the events of the run in `folder`; without a config, it is read from there.
 
-    The clients start with the run's first event, not before: a folder with files in it would be taken for
-    something else than a new run, and a finished run that is only read needs none.
+    The trackers start with the run's first event, not before: their files would make a new run's folder look used, and a finished run
+    that is only read needs no tracker.
     """
-    tracker = _Tracker(_makers(names), Path(folder), config)
+    trackers = _Trackers(_makers(names), Path(folder), config)
     finished = False
     try:
-        yield tracker.tell
+        yield trackers.tell
         finished = True
     finally:
-        tracker.close(finished)
+        trackers.close(finished)
 
 
 def scalars(event: Round, down: int, up: int) -> dict[str, float]:
@@ -71,27 +71,27 @@ def scalars(event: Round, down: int, up: int) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-# --- the clients
+# --- the trackers
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a client is told about the run when it starts."""
+    """What a tracker is told about the run when it starts."""
 
     folder: Path
     settings: dict[str, Any]
     """All settings, as section.key."""
     id: str
-    """The same when the run is resumed, and another for a new run in the same place."""
+    """An id that stays the same when the run is resumed, and differs for a new run in the same folder."""
 
     @property
     def name(self) -> str:
-        """What people call the run."""
+        """The name of the run for people."""
         return self.folder.resolve().name
 
 
-class Client(Protocol):
-    """Something that shows a run while it goes on."""
+class Tracker(Protocol):
+    """Shows a run while it goes on."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Numbers of a round; steps never go back."""
@@ -152,7 +152,7 @@ class TensorBoard:
             self._file.close()
 
     def _write_notes(self) -> None:
-        """All of them: a later text at the same step takes the place of the one before."""
+        """Write all notes, because a text replaces an earlier one at the same step."""
         if self._notes:
             self._write(self._step or 0, summary=self._text("notes", "\n\n".join(self._notes)))
 
@@ -165,7 +165,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases. Its steps cannot go back: rounds that a resumed run does again stay as they were."""
+    """A run of Weights & Biases. Its steps cannot go back, so rounds that a resumed run repeats stay as they were."""
 
     def __init__(self, run: Tracked) -> None:
         import wandb
@@ -193,7 +193,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow. Nothing in it can be replaced: settings and rounds that it has stay as they were."""
+    """A run of MLflow. Nothing in it can be replaced, so its settings and rounds stay as they were."""
 
     def __init__(self, run: Tracked) -> None:
         import mlflow
@@ -238,9 +238,9 @@ def _lines(before: str | None, message: str) -> str:
     return f"{before}\n{message}" if before else message
 
 
-Maker = Callable[[Tracked], Client]
+Maker = Callable[[Tracked], Tracker]
 
-CLIENTS: dict[str, tuple[Maker, str, str]] = {
+TRACKERS: dict[str, tuple[Maker, str, str]] = {
     "tensorboard": (TensorBoard, "tensorboardX", "tensorboardX"),
     "wandb": (WandB, "wandb", "cwfed[wandb]"),
     "mlflow": (MLflow, "mlflow", "cwfed[mlflow]"),
@@ -251,11 +251,11 @@ CLIENTS: dict[str, tuple[Maker, str, str]] = {
 def _makers(names: Sequence[str]) -> dict[str, Maker]:
     """The classes of these names; unknown names and missing packages are found here, before anything starts."""
     for name in names:
-        if name not in CLIENTS:
-            raise ConfigError(f"unknown tracker {name!r}: {did_you_mean(name, CLIENTS)}")
+        if name not in TRACKERS:
+            raise ConfigError(f"unknown tracker {name!r}: {did_you_mean(name, TRACKERS)}")
     makers = {}
     for name in names:
-        maker, module, package = CLIENTS[name]
+        maker, module, package = TRACKERS[name]
         try:
             found = importlib.import_module(module)
             # a folder of that name, such as the one wandb leaves, is no package, though Python imports it
@@ -270,15 +270,15 @@ def _makers(names: Sequence[str]) -> dict[str, Maker]:
     return makers
 
 
-# --- from events to the clients
+# --- from events to the trackers
 
 
-class _Tracker:
-    """Tells the clients what happens; one that fails is left out from then on."""
+class _Trackers:
+    """Passes events to the trackers; one that fails gets no more."""
 
     def __init__(self, makers: dict[str, Maker], folder: Path, config: Config | None) -> None:
         self.makers, self.folder, self.config = makers, folder, config
-        self.clients: dict[str, Client] = {}
+        self.trackers: dict[str, Tracker] = {}
         self.round, self.down, self.up = 0, 0, 0
 
     def tell(self, event: Event) -> None:
@@ -287,16 +287,16 @@ class _Tracker:
         elif isinstance(event, Round):
             self.round, self.down, self.up = event.round, self.down + event.down, self.up + event.up
             numbers = scalars(event, self.down, self.up)
-            self._each(lambda client: client.log(event.round, numbers))
+            self._each(lambda tracker: tracker.log(event.round, numbers))
         elif isinstance(event, Newcomers) and self.round:
             joined = {"newcomers/histogram": event.histogram, "newcomers/uniform": event.uniform}
-            self._each(lambda client: client.log(self.round, joined))
+            self._each(lambda tracker: tracker.log(self.round, joined))
         elif isinstance(event, Note):
-            self._each(lambda client: client.note(event.message))
+            self._each(lambda tracker: tracker.note(event.message))
 
     def close(self, finished: bool) -> None:
-        self._each(lambda client: client.close(finished))
-        self.clients.clear()
+        self._each(lambda tracker: tracker.close(finished))
+        self.trackers.clear()
 
     def _start(self) -> None:
         if not self.makers:
@@ -309,24 +309,24 @@ class _Tracker:
         run = Tracked(self.folder, flat(config.model_dump()), _identity(self.folder, config))
         for name, make in self.makers.items():
             try:
-                self.clients[name] = make(run)
+                self.trackers[name] = make(run)
             except Exception as error:  # it is somebody else's code: whatever stops it is the answer
                 raise RunError(f"tracking with {name} cannot start: {_sentence(error)}") from error
 
-    def _each(self, act: Callable[[Client], None]) -> None:
-        for name, client in list(self.clients.items()):
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self.trackers.items()):
             try:
-                act(client)
+                act(tracker)
             except Exception as error:  # a lost network or a full disk there must not cost the run
-                del self.clients[name]
+                del self.trackers[name]
                 with suppress(Exception):
-                    client.close(finished=False)
+                    tracker.close(finished=False)
                 text = f"warning: the run goes on without tracking with {name}, which failed: {_sentence(error)}"
                 err.print(escape(text), highlight=False, soft_wrap=True)
 
 
 def _identity(folder: Path, config: Config) -> str:
-    """From the folder, the experiment and, as the manifest has the time, when the run was begun."""
+    """A hash of the folder, the experiment, and the manifest, which has the start time."""
     manifest = folder / "manifest.json"
     begun = files.read_text(manifest) if manifest.exists() else ""
     parts = (str(folder.resolve()), config.fingerprint, begun)

@@ -30,7 +30,7 @@ def few_words() -> Dataset:
 def one_class_each(
     labels: NDArray[np.int64], clients: int, classes: int, rng: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """A partition: client k holds class k and nothing else; the classes from `clients` on are held by nobody."""
+    """A partition: client k holds class k and nothing else; no client holds the classes from `clients` on."""
     return [np.flatnonzero(labels == client)[:60] for client in range(clients)]
 
 

@@ -1,1 +1,1 @@
-"""Plug-ins that are no method by themselves: each stands over one, as in "fedavg+prior" (`combine.py`)."""
+"""Plug-ins that are not methods by themselves: each is added to one, as in "fedavg+prior" (`combine.py`)."""

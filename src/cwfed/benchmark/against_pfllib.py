@@ -11,9 +11,6 @@ than it is asked for: its last evaluation is of as many rounds as ours.
 from __future__ import annotations
 
 import ast
-import json
-import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -28,10 +25,9 @@ import torch
 from torch import nn
 
 from cwfed import __version__
-from cwfed.benchmark import measured
+from cwfed.benchmark.one_process import WRITTEN_FOR, Expected, Run, run_ours, run_theirs
 from cwfed.core import files
-from cwfed.core.errors import ConfigError, RunError, did_you_mean
-from cwfed.core.events import Round
+from cwfed.core.errors import ConfigError, did_you_mean
 from cwfed.core.shape import InputShape
 from cwfed.data import Federation, pfllib
 from cwfed.engine import cores, find_devices
@@ -40,19 +36,16 @@ from cwfed.federation.experiment import deal
 from cwfed.federation.manifest import cpu_name, instruction_set
 from cwfed.models.cnn import CNN
 from cwfed.runs.compare import parse_entries
-from cwfed.runs.folder import RunFolder
 
-WRITTEN_FOR = "d832e76 of November 2025"
-"""The commit of PFLlib with which this was tried."""
 WORKLOAD = ("data.name=cifar10", "data.samples=6000")
-"""Where no config file is given; clients, partition, model and training are the paper's, which are also PFLlib's defaults."""
+"""The settings without a config file; clients, partition, model and training are the paper's, which are also PFLlib's defaults."""
 FEW_ROUNDS = "train.rounds=5"
 DATASETS: Mapping[tuple[int, ...], str] = {(1, 28, 28): "MNIST", (3, 32, 32): "Cifar10", (3, 64, 64): "TinyImagenet"}
-"""PFLlib chooses the layers of its CNN by the name of the data set: a name that gives ours, by the shape of an image."""
+"""By image shape, a data set's name with which PFLlib's CNN has our layers: it chooses them by that name."""
 SAME = ("train.rounds", "train.lr", "train.batch_size", "train.epochs", "model.name", "run.seed")
-"""Settings that both have; PFLlib's seed is always 0."""
+"""Settings that both programs have; PFLlib's seed is always 0."""
 NOT_OURS_ALONE = ("data.augment", "data.newcomers")
-"""All other settings of the data only say what is written for PFLlib."""
+"""Settings of the data that PFLlib does not have; all others only decide what is written for it."""
 
 
 Flag = Callable[[Config, Federation], Any]
@@ -69,7 +62,7 @@ FLAGS: Mapping[str, Flag] = {
     "-dev": lambda config, federation: _device(config),
     "-algo": lambda config, federation: METHODS[config.algorithm_name].name,
 }
-"""What PFLlib's main.py is told."""
+"""The flags of PFLlib's main.py, and how their values are found."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +71,9 @@ class Theirs:
 
     name: str
     evaluates: str
-    """Which models it says it evaluates where it means those that the method is reported on."""
+    """The word by which it announces the evaluation of the models that the method is reported on."""
     flags: Mapping[str, Flag] = field(default_factory=dict)
-    """What it is told besides."""
+    """Flags of this method alone."""
 
 
 METHODS: Mapping[str, Theirs] = {
@@ -112,9 +105,9 @@ def bench(
     tell: Callable[[str], None] = lambda _: None,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Both programs, method by method, in turn; what they printed is left in `out_dir`.
+    """Run both programs, method by method, in turn; what they print is left in `out_dir`.
 
-    `tell` hears what goes on, `report` what each process needed.
+    `tell` is called with what goes on, `report` with what each process took.
     """
     base = load(config_file, [*(() if config_file else WORKLOAD), FEW_ROUNDS, *settings])
     configs = _configs(base, methods)
@@ -132,7 +125,7 @@ def bench(
         def take_turns(method: str, repeat: int, turn: str) -> tuple[Run, Run]:
             config, name = configs[method], f"{method}-{repeat}"
             tell(f"PFLlib, {turn}")
-            theirs = _run_theirs(
+            theirs = run_theirs(
                 [interpreter, str(checkout.main), *_flags(config, federation)],
                 scratch / "system",
                 out_dir / f"pfllib-{name}.log",
@@ -141,7 +134,7 @@ def bench(
             )
             report(f"PFLlib, {turn}: {theirs}")
             tell(f"cwfed, {turn}")
-            ours = _run_ours(config, scratch / name, out_dir / f"cwfed-{name}.log", data_dir)
+            ours = run_ours(config, scratch / name, out_dir / f"cwfed-{name}.log", data_dir)
             report(f"cwfed, {turn}: {ours}")
             return ours, theirs
 
@@ -172,7 +165,7 @@ def bench(
 
 
 def _configs(base: Config, methods: str) -> dict[str, Config]:
-    """For each method what ours is run with: without held-out data, from PFLlib's initial weights."""
+    """By method, the config of our runs: nothing held out, PFLlib's initial weights."""
     if base.train.rounds < 2:
         raise ConfigError("train.rounds must be at least 2: the first round of a process does not count")
     for key, about in SETTINGS.items():
@@ -197,7 +190,7 @@ def _configs(base: Config, methods: str) -> dict[str, Config]:
 
 
 def _require_same(federation: Federation, config: Config) -> None:
-    """An error where the two would not do the same with these data."""
+    """ConfigError if the two programs would not do the same with these data."""
     dims, batch = federation.shape.dims, config.train.batch_size
     if dims not in DATASETS:
         known = ", ".join("x".join(map(str, dims)) for dims in DATASETS)
@@ -208,8 +201,8 @@ def _require_same(federation: Federation, config: Config) -> None:
     for client, shard in federation.shards.items():
         if len(shard.train) < batch or not len(shard.test):
             raise ConfigError(
-                f"client {client} has {len(shard.train)} training and {len(shard.test)} test samples, and PFLlib needs a batch of "
-                f"{batch} and one: use fewer clients or more samples"
+                f"client {client} has {len(shard.train)} training and {len(shard.test)} test samples, and PFLlib needs "
+                f"{batch}, a batch, and 1: use fewer clients or more samples"
             )
 
 
@@ -243,11 +236,11 @@ class Checkout:
 
     @classmethod
     def at(cls, folder: Path) -> Checkout:
-        """The one in this folder; an error where there is none, or one that does not know what it will be asked for."""
+        """The checkout in a folder; ConfigError if it is none, or does not know the flags and methods that will be used."""
         main = folder.absolute() / "system" / "main.py"
         if not main.is_file():
             raise ConfigError(
-                f"{folder} is no checkout of PFLlib: it has no system/main.py; clone https://github.com/TsingZ0/PFLlib "
+                f"{folder} is not a checkout of PFLlib: it has no system/main.py; clone https://github.com/TsingZ0/PFLlib "
                 "and name its folder: --against pfllib DIR"
             )
         try:
@@ -266,7 +259,7 @@ class Checkout:
 
 
 def _commit(folder: Path) -> str:
-    """The commit that is checked out, with a word where files differ from it; "unknown" where git does not say."""
+    """The commit that is checked out, with a remark if files differ from it; "unknown" if git does not say."""
 
     def git(*words: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(folder), *words]
@@ -283,136 +276,14 @@ def _interpreter(python: str) -> tuple[str, str]:
     """The Python that PFLlib is run with, and its version of torch."""
     found = shutil.which(python)
     if not found:
-        raise ConfigError(f"--python {python} is no program that can be run")
+        raise ConfigError(f"--python {python} is not a program that can be run")
     question = "from importlib.metadata import version; print(version('torch'))"
     said = subprocess.run([found, "-c", question], capture_output=True, text=True, check=False)
     if said.returncode:
         raise ConfigError(
-            f"{python} is no Python with torch, which PFLlib needs: name one that has it with --python PATH"
+            f"{python} is not a Python with torch, which PFLlib needs: name one that has it with --python PATH"
         )
     return found, said.stdout.strip()
-
-
-# --- one process
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one process needed."""
-
-    seconds: list[float]
-    """Of each round but the first."""
-    accuracy: float
-    """After the last round."""
-    peak_memory_bytes: int
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def round(self) -> float:
-        """Seconds of a round."""
-        return statistics.median(self.seconds)
-
-    def __str__(self) -> str:
-        return f"{self.round:.3g} s a round, {self.peak_memory_bytes / 1e6:,.0f} MB, {self.accuracy:.2%}"
-
-
-def _run_ours(config: Config, folder: Path, log: Path, data_dir: str | None) -> Run:
-    file = folder.with_suffix(".toml")
-    file.write_text(config.to_toml())
-    command = [sys.executable, "-m", "cwfed", "run", str(file), "--out", str(folder), "--quiet", "--json"]
-    _, peak = _carry_out(command + (["--data-dir", data_dir] if data_dir else []), log, "our own run")
-    run = RunFolder(folder)
-    summary, events = run.result()
-    accuracy = summary.accuracy.of(summary.reported.phase).last
-    assert accuracy is not None, "the last round is always evaluated"
-    seconds = [sum(event.seconds.values()) for event in events if isinstance(event, Round)]
-    return Run(seconds[1:], accuracy, peak, {"engine": run.facts().engine.name})
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a run of PFLlib must have printed."""
-
-    evaluates: str
-    rounds: int
-    layers: list[str]
-
-
-def _run_theirs(
-    command: list[str], where: Path, log: Path, expected: Expected, tell: Callable[[str], None] = lambda _: None
-) -> Run:
-    lines, peak = _carry_out(command, log, "PFLlib", where, tell)
-    changed = f"this was written for commit {WRITTEN_FOR}, and all it printed is in {log}"
-    seconds: list[float] = []
-    accuracies: list[float] = []
-    layers: list[str] = []
-    evaluated = ""
-    for line in lines:
-        if found := re.match(r"Evaluate (\w+) model", line):
-            evaluated = found[1]
-        elif found := re.match(r"Averaged Test Accuracy: ([\d.]+)$", line):
-            accuracies += [float(found[1])] if evaluated == expected.evaluates else []
-        elif found := re.match(r"-+ time cost -+ ([\d.e+-]+)$", line):
-            seconds.append(float(found[1]))
-        elif found := re.search(r"\b(?:Conv2d|Linear)\(.*\)$", line):
-            layers.append(found[0])
-    if not len(seconds) == len(accuracies) == expected.rounds + 1:
-        raise RunError(
-            f"PFLlib has changed: it printed the times of {len(seconds)} rounds and {len(accuracies)} accuracies of "
-            f"{expected.evaluates} models where {expected.rounds + 1} were expected; {changed}"
-        )
-    if layers != expected.layers:
-        raise RunError(f"PFLlib has changed: its CNN has other layers than ours; {changed}")
-    return Run(seconds[1:], accuracies[-1], peak, {"accuracies": accuracies})
-
-
-def _carry_out(
-    command: list[str], log: Path, who: str, where: Path | None = None, tell: Callable[[str], None] = lambda _: None
-) -> tuple[list[str], int]:
-    """The lines that a process prints, which also go into a log, and its peak memory; `tell` hears the headings of rounds."""
-    lines = []
-    with (
-        log.open("w", buffering=1) as kept,  # to be watched
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", measured.__file__, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            cwd=where,
-            env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,  # Ctrl-C is for us: what we started ends when its input does
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                kept.write(line)
-                lines.append(line.strip())
-                if found := re.match(r"-+(Round number: \d+)-+$", lines[-1]):
-                    tell(found[1])
-        finally:
-            process.stdin.close()
-    try:
-        needed = json.loads(lines[-1])
-    except (ValueError, IndexError):
-        raise RunError(f"{who} was killed; all it printed is in {log}") from None
-    if needed["exit_code"]:
-        raise RunError(_why(lines[:-1], log, who, command[0]))
-    return lines[:-1], needed["peak_memory_bytes"]
-
-
-def _why(lines: list[str], log: Path, who: str, python: str) -> str:
-    """Why a process failed, from the last words that it said."""
-    last = next((line for line in reversed(lines) if line), "it said nothing")
-    if found := re.search(r"No module named '([\w.]+)'", last):
-        return (
-            f"{who} needs the package {found[1]}, which {python} does not have: install it there, or name the Python that has what "
-            "PFLlib needs: --python PATH"
-        )
-    return f"{who} has failed: {last.removeprefix('error: ')}; all it printed is in {log}"
 
 
 # --- the result
