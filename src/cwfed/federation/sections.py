@@ -29,7 +29,7 @@ MOST = 10**12
 
 
 class DataSection(Section):
-    """Which data, and who holds what."""
+    """Which data, and which client holds what."""
 
     name: str = setting("digits")
     """`digits`, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `tiny_imagenet`, `ag_news`; `hub`, `imagefolder`, `csv`, `pfllib`,
@@ -41,11 +41,11 @@ class DataSection(Section):
     text_column: str = setting("")
     """`hub` and `csv`: the column with the texts (`csv`: `text` where none is named)."""
     feature_columns: list[str] = setting(factory=list, since="0.2", before=[])
-    """`hub` and `csv`: columns of numbers that make a vector, in place of a text; `["*"]` is all but those of labels and clients."""
+    """`hub` and `csv`: columns of numbers that make a vector, in place of a text; `["*"]`: all columns but those of labels and clients."""
     label_column: str = setting("label")
     """`hub` and `csv`: the column with the labels."""
     client_column: str = setting("", since="0.2", before="")
-    """`hub`, `csv` and the named data sets: the column that says whose a sample is, for `partition = "column"`."""
+    """`hub`, `csv` and the named data sets: the column with the client of each sample, for `partition = "column"`."""
     delimiter: str = setting(",", since="0.2", before=",")
     """`csv`: the character between two columns, such as `";"`."""
     subset: str = setting("", since="0.2", before="")
@@ -57,7 +57,7 @@ class DataSection(Section):
     partition: str = setting("pathological")
     """`pathological`, `dirichlet`, `iid`, `quantity`, `shards`, `extended_dirichlet`, `label_quantity`, `column`, `file`
     ([data.md](data.md)); or your own, `"module:function"`, called as `function(labels, clients, classes, rng)` with a
-    numpy generator: it gives an array of sample numbers for each client."""
+    numpy generator, which returns an array of sample numbers for each client."""
     classes_per_client: int = setting(2, ge=1, le=MOST)
     """Pathological and extended Dirichlet: classes that each client holds at most; with `clients` times this below the number of classes,
     no client holds some of them, and the run says so."""
@@ -66,10 +66,10 @@ class DataSection(Section):
     alpha: float = setting(0.1, gt=0)
     """Dirichlet, extended Dirichlet, label plus quantity: smaller is more heterogeneous."""
     quantity_alpha: float = setting(0.5, gt=0, since="0.2", before=0.5)
-    """Quantity, label plus quantity: the same for the clients' sizes; smaller is more unequal."""
+    """Quantity, label plus quantity: alpha of the clients' sizes; smaller is more unequal."""
     least_samples: int = setting(0, ge=0, le=MOST, since="0.2", before=0)
-    """The fewest samples that a client may hold; of natural clients (`column`), those with fewer are left out. 0: what a batch needs,
-    min(4 · batch, N/M/2), and any number of a natural client."""
+    """The fewest samples that a client may hold; natural clients (`column`) with fewer are left out. 0: what a batch needs,
+    min(4 · batch, N/M/2); for natural clients no minimum."""
     split_file: str = setting("", since="0.2", before="")
     """File: a CSV with the columns client and sample (and part), or the same as JSON ([data.md](data.md))."""
     balanced: bool = setting(False)
@@ -77,15 +77,15 @@ class DataSection(Section):
     shuffled: bool = setting(False)
     """Pathological: classes are dealt in random order."""
     clients: int = setting(20, ge=1, le=10**6)
-    """Number of clients. PFLlib folders and split files bring their own; of natural clients (`column`) at most so many take part, drawn
-    at random."""
+    """Number of clients. PFLlib folders and split files have their own number; of natural clients (`column`), at most so many take part,
+    drawn at random."""
     samples: int = setting(0, ge=0, le=MOST)
     """A fixed random subset of this size, the same for every seed; 0 takes all."""
     validation: float = setting(0.1, ge=0, lt=1)
-    """Share of each client's training data that is held out, to pick a round honestly."""
+    """Share of each client's training data that is held out, so that a round can be picked without test data."""
     split_seed: int = setting(-1, ge=-1, before=-1)
-    """The seed of who holds what: partition, test, validation and holdout parts, which clients are newcomers and which are evaluated.
-    -1 is `run.seed`: every seed has a split of its own. Any other number gives all seeds one split, and `run.seed` decides the rest
+    """The seed of the split: partition, test, validation and holdout parts, which clients are newcomers and which are evaluated.
+    -1: `run.seed`, so every seed has its own split. Any other number gives all seeds one split, and `run.seed` decides the rest
     (initial models, batches, who takes part)."""
     augment: Augment = setting("none", since="0.2", before="none")
     """Training images are shifted by up to 4 pixels (crop), mirrored (flip) or both; never at evaluation. What is drawn is a function of
@@ -93,9 +93,10 @@ class DataSection(Section):
     shift: Shift = setting("none", since="0.2", before="none")
     """Feature shift: the images of each client are turned (rotation) or tinted (colour), by its group ([data.md](data.md))."""
     shift_groups: int = setting(4, ge=1, le=MOST, since="0.2", before=4)
-    """Into how many groups the clients are divided: group g of G is turned, or has its hue turned, by g/G of a full circle."""
+    """The number of groups of clients: the images of group g of G are turned, or their hue is turned, by g/G of a full circle."""
     newcomers: int = setting(0, ge=0, le=10**6)
-    """Clients that never take part; at the end they are measured with the model they would get, from their label histogram and without."""
+    """Number of clients that never take part. At the end they are measured with the model that they would get, with and without their
+    label histogram."""
 
     @field_validator("name")
     @classmethod
@@ -192,30 +193,30 @@ class TrainSection(Section):
     rounds: int = setting(1000, ge=1, le=10**7, changes="length")
     """How many rounds; a finished run can be given more, one that is not finished also fewer (with a cosine schedule neither)."""
     participation: float = setting(1.0, gt=0)
-    """Up to 1 a fraction of the clients, above 1 their number."""
+    """Clients in a round: up to 1 a fraction of all clients, above 1 their number."""
     client_dropout: float = setting(0.0, ge=0, lt=1, was="train.dropout")
     """Probability that a participant is lost in a round: it gets the model and never answers."""
     lr: float = setting(0.005, gt=0)
     """The learning rate."""
     batch_size: int = setting(10, ge=1, le=MOST)
-    """Samples of a step; the last incomplete batch is dropped (a client smaller than a batch trains on all it has)."""
+    """Samples in a step; the last, incomplete batch is dropped (a client smaller than a batch trains on all of its samples)."""
     epochs: int = setting(1, ge=1, le=10**6)
     """Local epochs of a round."""
     optimizer: optimizers.Name = setting("sgd", since="0.2", before="sgd")
-    """Of every client, with the formulas of torch.optim; its state is fresh in every round, unless `keep_optimizer`."""
+    """The clients' optimiser, with the formulas of torch.optim; its state is new in every round, unless `keep_optimizer`."""
     momentum: float = setting(0.0, ge=0, lt=1, since="0.2", before=0.0)
-    """Of SGD."""
+    """Momentum of SGD."""
     nesterov: bool = setting(False, since="0.2", before=False)
-    """Of SGD with momentum."""
+    """Nesterov momentum, for SGD with momentum."""
     weight_decay: float = setting(0.0, ge=0, since="0.2", before=0.0)
-    """Of any optimiser; decoupled in adamw."""
+    """Weight decay of any optimiser; decoupled in adamw."""
     keep_optimizer: bool = setting(False, since="0.2", before=False)
     """A client keeps its optimiser's state (momentum, Adam's moments) until its next round: one or two more models per client."""
     schedule: Literal["constant", "step", "cosine"] = setting("constant", since="0.2", before="constant")
-    """The learning rate over the rounds: constant; times `decay` every `decay_every` rounds; a half cosine down to 0 at round `rounds`,
-    so that a longer run has other rates."""
+    """The learning rate over the rounds: constant; multiplied by `decay` every `decay_every` rounds (step); or a half cosine down to 0 at
+    round `rounds`, so that a longer run has other rates."""
     decay: float = setting(0.1, gt=0, le=1, since="0.2", before=0.1)
-    """Factor of a step of the schedule."""
+    """The factor of a step of the schedule."""
     decay_every: int = setting(100, ge=1, le=MOST, since="0.2", before=100)
     """Rounds between two steps of the schedule."""
     warm_up: int = setting(0, ge=0, le=MOST, since="0.2", before=0)
@@ -223,13 +224,13 @@ class TrainSection(Section):
     clip: float = setting(0.0, ge=0, since="0.2", before=0.0)
     """The longest gradient of a batch, over all trained parameters; 0: no limit."""
     label_smoothing: float = setting(0.0, ge=0, lt=1, since="0.2", before=0.0)
-    """Of the cross-entropy in training."""
+    """Label smoothing of the cross-entropy in training."""
     batch_norm: Literal["average", "local"] = setting("average")
-    """Running statistics of norm layers travel and are averaged as in FedAvg, or stay with each client, as in the published code: then a
-    client that never trained has none. Weights and biases of norm layers are parameters like others."""
+    """Running statistics of norm layers are averaged as in FedAvg, or stay with each client (local), as in the published code: then a
+    client that never trained has none. Weights and biases of norm layers are parameters like any others."""
     precision: Literal["fp32", "bf16"] = setting("fp32", before="fp32")
     """bf16 computes linear and convolution layers in bfloat16, with float32 master weights; the output layer, norm layers, embeddings,
-    losses and all mixing stay float32. Where the CPU has no bf16 instructions it is refused."""
+    losses and all mixing stay float32. It is refused if the CPU has no bf16 instructions."""
 
     @model_validator(mode="after")
     def _fits(self) -> TrainSection:
@@ -260,20 +261,20 @@ class RunSection(Section):
     """How the experiment is carried out, and what is measured."""
 
     seed: int = setting(0, ge=0)
-    """Everything random is a function of (seed, purpose, round, client); `data.split_seed` can take the split out of it."""
+    """Everything random is a function of (seed, purpose, round, client); with `data.split_seed`, the split has a seed of its own."""
     engine: Literal["auto", "loop", "threads", "processes", "vmap"] = setting("auto", changes="nothing")
     """`loop`: one client after the other; `threads`: side by side with one compute thread each, the same bits; `processes`: the same in
     worker processes, the same bits; `vmap`: all clients in one batched step, the same but for rounding. `auto` picks by model, devices
-    and number of participants, never by a clock, and says why ([performance.md](performance.md))."""
+    and number of participants, never by measured time, and says why ([performance.md](performance.md))."""
     workers: int = setting(0, ge=0, le=10_000, changes="nothing")
     """Clients trained side by side; 0: one per core, or one per device where `device` has several."""
     compile: Literal["auto", "always", "never"] = setting("auto", changes="nothing")
-    """Whether the vmap engine compiles its step, which changes the last bits; `auto` does in a run long enough to pay for it (20,000 steps,
-    the same clients in every round) where there is a C++ compiler. What it chose stands in the run's config.toml and manifest.json, and a
-    resumed or longer run keeps it."""
+    """Whether the vmap engine compiles its step, which changes the last bits; `auto` does if there is a C++ compiler and the run is long
+    enough to pay for it (20,000 steps, the same clients in every round). The choice is written to the run's config.toml and
+    manifest.json, and a resumed or longer run keeps it."""
     device: str = setting("auto", changes="nothing")
-    """`auto`, `cpu`, `cuda` or `mps`: where clients train. Several with commas between them, such as `cuda:0,cuda:1`: each worker process
-    has one, in turn; `auto` is all GPUs."""
+    """Where clients train: `auto`, `cpu`, `cuda` or `mps`. Several devices are separated by commas, such as `cuda:0,cuda:1`: each worker
+    process gets one, in turn; `auto`: all GPUs."""
     evaluate_every: int = setting(1, ge=1, le=MOST)
     """Rounds between two evaluations; the last round is always evaluated."""
     evaluate_clients: int = setting(0, ge=0, le=MOST)
@@ -281,11 +282,11 @@ class RunSection(Section):
     checkpoint_seconds: float = setting(30.0, ge=0, changes="nothing")
     """Least time between two checkpoints; 0 writes one every round."""
     keep_checkpoints: int = setting(1, ge=0, le=2, changes="nothing", since="0.2", before=1)
-    """Checkpoints that a finished run keeps. The last one is what more rounds, models that were not saved and models of newcomers are made
-    from: with 0 there will be none of these. A second one serves where the last is damaged."""
+    """Checkpoints that a finished run keeps. More rounds, models that were not saved and models of newcomers are made from the last one:
+    with 0, none of these are possible. A second one is used if the last is damaged."""
     save_models: Literal["auto", "all", "none"] = setting("auto", changes="nothing")
-    """Write every client's model of the last round and of the round that validation picked; `auto` does while those of one round fit into
-    1 GiB, and in `cwfed compare` and `cwfed sweep`, where numbers are wanted, does not."""
+    """Write every client's model of the last round and of the round that validation picked; `auto` does if those of one round fit into
+    1 GiB, but not in `cwfed compare` and `cwfed sweep`, which are about numbers."""
     metrics: list[str] = setting(factory=list, since="0.2", before=[])
     """Metrics of your own, `["module:name"]`, beside `accuracy`, `balanced_accuracy`, `macro_f1` and `loss`
     ([evaluation.md](evaluation.md))."""
@@ -301,53 +302,53 @@ class RunSection(Section):
 
 
 class GuardSection(Section):
-    """What the server does about bad updates; what is always checked is in `guard.py`."""
+    """What the server does about bad updates, besides the checks that are always made (`guard.py`)."""
 
     least: int = setting(1, ge=1, le=10**6, before=1)
-    """Good updates that a round needs; with fewer it is skipped and the server's state stays as it was."""
+    """The fewest good updates of a round; with fewer, the round is skipped and the server's state does not change."""
     most_samples: int = setting(MOST_SAMPLES, ge=1, before=MOST_SAMPLES)
-    """A client that claims more training samples is refused: they are its weight in every average."""
+    """The most training samples of a client; one that claims more is refused, because they are its weight in every average."""
     norm_bound: float = setting(0.0, ge=0, before=0.0)
-    """Updates longer than this many times the round's median are scaled back to it; 0 leaves them. For methods that send a client one
-    model. Federations on Flower that do not name it have 2 ([security.md](security.md))."""
+    """Updates longer than this many times the round's median length are scaled back to that limit; 0: never. For methods that send a
+    client one model. Federations on Flower have 2 unless they set it ([security.md](security.md))."""
 
 
 class AdversarySection(Section):
-    """Clients that mean harm, for experiments. They are not evaluated: results are those of the honest clients."""
+    """Malicious clients, for experiments. They are not evaluated: results are those of the honest clients."""
 
     clients: int = setting(0, ge=0, le=10**6, before=0)
-    """How many; which ones is drawn from the seed. They take part and are not evaluated."""
+    """Number of malicious clients, which are drawn from the seed. They take part, but are not evaluated."""
     attack: Attack = setting("class-capture", before="class-capture")
     """What they do to the model they send: make one row of the output layer long, or send NaN everywhere."""
     strength: float = setting(100.0, before=100.0)
-    """class-capture: factor of the captured row; 1 is honest, bit for bit."""
+    """class-capture: the factor of the captured row; 1: honest, bit for bit."""
     target: int = setting(0, ge=0, le=MOST, before=0)
     """class-capture: the captured class."""
 
 
 class PrivacySection(Section):
-    """What clients do so that their uploads say less; `docs/privacy.md` has what it hides and what not."""
+    """What clients do so that their uploads reveal less; docs/privacy.md says what it hides and what it does not."""
 
     norms: Literal["exact", "noise", "coarse"] = setting("exact", before="exact")
     """Row norms of the uploaded output layer: as trained, with noise, or rounded to a few levels. Refused where it would hide nothing: no
     output layer is uploaded, or class counts are sent."""
     norm_noise: float = setting(0.5, ge=0, before=0.5)
-    """noise: its standard deviation, in mean norms."""
+    """noise: its standard deviation, in units of the mean norm."""
     norm_levels: int = setting(2, ge=1, le=MOST, before=2)
-    """coarse: to how many levels norms are rounded; 1 makes all equal."""
+    """coarse: the number of levels to which norms are rounded; 1 makes all equal."""
     dp: Literal["off", "sample"] = setting("off", before="off")
-    """Differential privacy of every sample of a client: DP-SGD with Poisson batches; epsilon is in `summary.json`. Needs
+    """Differential privacy for every sample of a client: DP-SGD with Poisson batches; epsilon is in `summary.json`. Needs
     `pip install 'cwfed[privacy]'` (Opacus, for its accountant)."""
     dp_clip: float = setting(1.0, gt=0, before=1.0)
     """The longest gradient that a sample may have."""
     dp_noise: float = setting(1.0, ge=0, before=1.0)
-    """Standard deviation of the noise in units of `dp_clip`; 0 clips only and guarantees nothing."""
+    """Standard deviation of the noise in units of `dp_clip`; 0: only clipping, without any guarantee."""
     dp_delta: float = setting(1e-5, gt=0, lt=1, before=1e-5)
     """The delta for which epsilon is given."""
     dp_histogram: float = setting(0.0, ge=0, before=0.0)
     """The epsilon spent once on a noisy class histogram, without which WDR is refused under DP."""
     dp_budget: float = setting(0.0, ge=0, changes="nothing", before=0.0)
-    """The largest epsilon that a client may spend; 0: any. A simulation that would pass it does not begin; the node of a federation
+    """The largest epsilon that a client may spend; 0: any. A simulation that would exceed it does not begin; the node of a federation
     keeps its own account and does not train any more."""
 
     def dial(self) -> Dial:
