@@ -205,6 +205,9 @@ def test_the_cap_by_hand():
     # a class that one participant has alone: what it loses goes to the others equally
     alone = torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64)
     torch.testing.assert_close(mixing.capped(alone, 0.6), torch.tensor([[0.6], [0.2], [0.2]], dtype=torch.float64))
+    # beside it, what nobody is above stays to the last bit: also a class that nobody has
+    beside = torch.tensor([[0.1, 0.0], [0.2, 0.0], [0.3, 0.0]], dtype=torch.float64)
+    assert torch.equal(mixing.capped(torch.cat([alone, beside], 1), 0.6)[:, 1:], beside)
 
 
 @settings(max_examples=200, deadline=None)

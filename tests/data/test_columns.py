@@ -52,7 +52,7 @@ def test_damage_to_whose_samples_are_is_noticed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"label_column": "kind"}, "has no column 'text'.*separated by ';', set data.delimiter"),
+        ({"label_column": "kind"}, "has no column 'text': if its columns are separated by ';', set data.delimiter"),
         ({"label_column": "kind", "delimiter": ";"}, r'data.feature_columns = \["\*"\] takes columns of numbers'),
         ({"label_column": "sort", "delimiter": ";", "feature_columns": ("*",)}, "has no column 'sort'"),
         ({"label_column": "kind", "delimiter": ";", "feature_columns": ("height",)}, "has no column 'height'"),

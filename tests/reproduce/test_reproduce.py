@@ -11,8 +11,9 @@ import pytest
 
 from cwfed.cli.reproduce import reproduce
 from cwfed.core.errors import ConfigError, RunError
+from cwfed.federation.config import load
 from cwfed.report.finished import read_run
-from cwfed.reproduce import Workshop, find, items, judge
+from cwfed.reproduce import Workshop, find, items, judge, runner
 from cwfed.reproduce.both_phases import phases
 from cwfed.reproduce.paper_tables import models_sent
 from cwfed.runs import archive
@@ -209,6 +210,11 @@ def test_dry_run_says_what_would_run(everything, tmp_path):
     old = json.loads(cwfed(*args, "--out", "r", cwd=folder).stdout)
     assert {run["state"] for run in old} == {"finished"}
     assert sum(run["seconds"] for run in old) == 0
+
+
+def test_an_estimate_takes_all_data_where_few_cannot_be_dealt_out(tmp_path):
+    config = load(None, ["model.name=mlp"])
+    assert runner._short_round(config, 20, tmp_path / "run", None, lambda event: None) == 1.0
 
 
 def test_a_figure_without_its_runs_says_the_command(tmp_path):

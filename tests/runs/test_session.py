@@ -282,6 +282,8 @@ def test_folders_that_cannot_be_used(tmp_path):
     session.run(small(), tmp_path / "run")
     with pytest.raises(RunError, match="already holds a finished run: --resume"):
         session.run(small(), tmp_path / "run")
+    with pytest.raises(RunError, match=r"another experiment: algorithm\.name is 'cwfedavg' there and 'fedavg' here"):
+        session.run(small("algorithm.name=fedavg"), tmp_path / "run", resume=True)
     with pytest.raises(RunError, match=r"holds another experiment: train\.lr is 0\.05 there and 0\.1 here"):
         session.run(small("train.lr=0.1"), tmp_path / "run", resume=True)
     with pytest.raises(RunError, match=r"train\.rounds is 3 there and 2 here"):

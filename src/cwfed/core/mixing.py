@@ -85,10 +85,11 @@ def column_shares(amounts: Tensor) -> Tensor:
 
 
 def capped(weights: Tensor, cap: float) -> Tensor:
-    """Weights (participants x K) of which none is above `cap`; every column still sums to 1.
+    """Weights (participants x K) of which none is above `cap`; every column still sums to 1, or to 0 if it did.
 
     What is above the cap goes to the others in proportion to their weights (equally where those are all zero), as
-    often as that puts somebody else above it. Where cap * participants < 1 that cannot be: then all are equal.
+    often as that puts somebody else above it. Where cap * participants < 1 that cannot be: then all are equal. A column without anybody
+    above the cap stays as it is.
     """
     most = weights.new_tensor(max(cap, 1 / len(weights)))
     full = torch.zeros_like(weights, dtype=torch.bool)
@@ -99,7 +100,7 @@ def capped(weights: Tensor, cap: float) -> Tensor:
         others = torch.where((others.sum(0) > 0) | full, others, 1.0)
         left = (1 - most * full.sum(0)).clamp_min(0)
         share = left / others.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
-        result = torch.where(full, most, others * share)
+        result = torch.where(full.any(0), torch.where(full, most, others * share), weights)
     return result
 
 

@@ -160,8 +160,7 @@ def _csv_rows(path: Path, spec: SourceSpec, column: str) -> tuple[Sequence[str],
                 raise DataError(f"{path} is empty")
             for wanted in filter(None, (column, spec.label_column, spec.client_column, *named)):
                 if wanted not in header:
-                    hint = _csv_hint(header, wanted, spec)
-                    raise DataError(f"{path} has no column {wanted!r}: {did_you_mean(wanted, header)}{hint}")
+                    raise DataError(f"{path} has no column {wanted!r}: {_csv_hint(header, wanted, spec)}")
             rows = list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV in UTF-8 ({error})") from None
@@ -177,10 +176,11 @@ def _csv_rows(path: Path, spec: SourceSpec, column: str) -> tuple[Sequence[str],
 def _csv_hint(header: Sequence[str], wanted: str, spec: SourceSpec) -> str:
     """The end of the error for a missing column: what may be meant."""
     if other := [d for d in ";\t|" if len(header) == 1 and d in header[0] and d != spec.delimiter]:
-        return f"; if its columns are separated by {other[0]!r}, set data.delimiter"
+        return f"if its columns are separated by {other[0]!r}, set data.delimiter"
+    known = did_you_mean(wanted, header)
     if wanted == "text" and not spec.text_column:
-        return '; data.text_column names the column of texts, data.feature_columns = ["*"] takes columns of numbers'
-    return ""
+        return f'{known}; data.text_column names the column of texts, data.feature_columns = ["*"] takes columns of numbers'
+    return known
 
 
 def _function(name: str) -> Dataset:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -218,7 +217,6 @@ def _short_round(
             on_event=on_event,
         )
     except DataError:  # too few to be dealt out: measure on all that the run has
-        shutil.rmtree(folder)
         session.run(with_settings(config, settings), folder, data_dir=data_dir, on_event=on_event)
         return 1.0
     whole: int = RunFolder(folder).read_json("manifest.json", "data")["data"]["samples"]

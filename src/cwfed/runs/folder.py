@@ -230,7 +230,8 @@ class RunFolder:
     def check_same(self, config: Config) -> None:
         """RunError unless a config is the same experiment as the run here."""
         ours, theirs = flat(config.model_dump()), flat(self.config().model_dump())
-        for key in sorted((ours.keys() | theirs.keys()) - FREE_TO_CHANGE):
+        keys = (ours.keys() | theirs.keys()) - FREE_TO_CHANGE
+        for key in sorted(keys, key=lambda key: (key != "algorithm.name", key)):  # its settings differ with it
             mine, there = ours.get(key), theirs.get(key)
             is_length = key in configs.SETTINGS and configs.SETTINGS[key].changes == "length"
             if mine == there or (is_length and self._may_become_as_long(config)):

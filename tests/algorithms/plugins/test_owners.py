@@ -69,6 +69,17 @@ def test_a_class_that_nobody_of_the_round_owns_keeps_its_row():
     assert after["out.bias"].tolist() == [7, 6]
 
 
+def test_it_keeps_its_row_also_where_somebody_is_above_the_cap_of_another_class():
+    """Class 1 has one owner, whose share becomes 1/2; the first class had then been everybody's."""
+    algorithm, before = state(class_cap=0.5)
+    old = {"out.weight": torch.tensor([[7.0, 7.0], [1.0, 1.0]]), "out.bias": torch.tensor([7.0, 1.0])}
+    before = before | {"model": before["model"] | old}
+    up = uploads([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]], [[5.0, 6.0], [0.0, 0.0]], [[0, 2], [0, 0]])
+    after = algorithm.aggregate(before, up)["model"]
+    assert after["out.weight"].tolist() == [[7, 7], [5, 6]]
+    assert after["out.bias"].tolist() == [7, 3]
+
+
 def test_one_owner_has_its_row_and_equal_clients_are_fedavg():
     generator = torch.Generator().manual_seed(0)
     weights, biases = torch.randn(2, 2, 2, generator=generator), torch.randn(2, 2, generator=generator)
