@@ -240,14 +240,11 @@ def _compare(
     from cwfed.report.finished import read_run
     from cwfed.report.groups import Group, Method, describe
     from cwfed.runs import compare as comparing
-    from cwfed.runs.series import Planned, Series
+    from cwfed.runs.series import Series
 
     config = comparing.without_models(config)
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
     comparing.check_settings(settings, config, entries)
-
-    def title_of(planned: Planned) -> str:
-        return planned.label if len(numbers) == 1 else f"{planned.label}, seed {planned.seed}"
 
     with (
         progress(folder, "the same command resumes it", quiet=show.quiet, log=show.log) as watch,
@@ -255,8 +252,8 @@ def _compare(
             jobs,
             data_dir=data_dir,
             track=track,
-            on_run=lambda planned: watch(title_of(planned)),
-            on_done=lambda done: watch.done(title_of(done.planned)),
+            on_run=lambda planned: watch(planned.title(len(numbers))),
+            on_done=lambda done: watch.done(done.planned.title(len(numbers))),
         ) as series,
     ):
         rows = comparing.compare(config, entries, numbers, folder, series)

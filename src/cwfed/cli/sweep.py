@@ -55,7 +55,7 @@ def sweep(
     from cwfed.report import sweep as reporting
     from cwfed.runs import compare
     from cwfed.runs import sweep as sweeping
-    from cwfed.runs.series import Planned, Series
+    from cwfed.runs.series import Series
 
     searches = ("grid", "optuna")
     if search not in searches:
@@ -72,9 +72,6 @@ def sweep(
     else:
         settings, asking = trials, sweeping.optuna(space, trials, base.run.seed)
 
-    def title_of(planned: Planned) -> str:
-        return planned.label if len(numbers) == 1 else f"{planned.label}, seed {planned.seed}"
-
     runs = settings * len(numbers)
     again = "the same command resumes it"
     with (
@@ -82,8 +79,8 @@ def sweep(
         Series(
             jobs,
             data_dir=data_dir,
-            on_run=lambda planned: watch(title_of(planned)),
-            on_done=lambda done: watch.done(title_of(done.planned)),
+            on_run=lambda planned: watch(planned.title(len(numbers))),
+            on_done=lambda done: watch.done(done.planned.title(len(numbers))),
             lenient=True,
         ) as series,
     ):

@@ -36,6 +36,10 @@ class Planned:
     config: Config
     folder: Path
 
+    def title(self, seeds: int) -> str:
+        """The label, with the seed if the series has several seeds."""
+        return self.label if seeds == 1 else f"{self.label}, seed {self.seed}"
+
     @property
     def is_done(self) -> bool:
         """Whether its result has all rounds. (A run that `run.patience` stopped counts as not done.)"""
