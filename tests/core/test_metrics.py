@@ -477,7 +477,7 @@ def test_a_checkpoint_with_scores_of_another_kind_does_not_fit():
     simulation.check_progress(progress)
     score = progress.trained[0]
     bad = replace(score, test=replace(score.test, sums={PER_CLASS: np.zeros((4, 3))}))
-    with pytest.raises(RunError, match="something else"):
+    with pytest.raises(RunError, match="something other than"):
         simulation.check_progress(replace(progress, trained={0: bad}))
     simulation.close()
 

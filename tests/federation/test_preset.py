@@ -88,17 +88,23 @@ def test_the_command_lists_them_and_prints_one_as_a_config():
 def test_the_script_that_makes_them(tmp_path):
     """A sweep's JSON becomes a file that `shipped` reads; what stood there of other methods stays."""
     making = _script()
-    setting = making.Setting("few", {"data": {"clients": 3}}, "0.1,0.2", {}, "0,1")
-    assert making.command(setting, "fedavg")[-4:] == ["--grid", "train.lr=0.1,0.2", "--seeds", "0,1"]
-    assert "algorithm.mu=0.001,0.01,0.1" in making.command(setting, "fedprox")
+    setting = making.Setting("few", {"data": {"clients": 3}}, [0.1, 0.2], {"fedprox": "mu=0.01,0.1"}, "0,1")
+    assert making.command(setting, "fedavg", setting.lr)[-4:] == ["--grid", "train.lr=0.1,0.2", "--seeds", "0,1"]
+    assert "algorithm.mu=0.01,0.1" in making.command(setting, "fedprox", setting.lr)
     found = {"seeds": [0, 1], "tried": [_tried(0.2, 0.9, 0.8), {"values": {"train.lr": 9}, "given_up": "diverged"}]}
     for method in ("fedprox", "fedavg"):
-        words = making.command(setting, method)
+        words = making.command(setting, method, setting.lr)
         making.write("few", setting, method, making.as_preset(words, found), tmp_path)
     read = preset._of_setting("few", tomllib.loads((tmp_path / "few.toml").read_text()))
     assert [one.name for one in read] == ["few/fedavg", "few/fedprox"]
     assert read[0].best == Tried({"train.lr": 0.2}, 90.0, 1.0, 80.0)
     assert read[0].failed == ("train.lr=9",)
+
+
+def test_a_best_rate_at_the_end_of_its_grid_makes_the_grid_wider():
+    making, rates = _script(), [0.1, 0.2, 0.4]
+    for best, expected in ((0.1, [0.05, *rates]), (0.2, rates), (0.4, [*rates, 0.8])):
+        assert making.wider(rates, {"tried": [_tried(best, 0.9, 0.8), _tried(0.2, 0.5, 0.9)]}) == expected
 
 
 def _tried(lr: float, validation: float, test: float) -> dict:
