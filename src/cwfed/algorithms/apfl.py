@@ -14,7 +14,7 @@ once per round, that is the same.
 Limiting cases, bit for bit: the w_i are FedAvg's whatever alpha is; alpha = 1, not adaptive: v_i is Local's model; alpha = 0,
 not adaptive: v_i never moves, both phases are FedAvg's. Where v_i = w_i alpha has no gradient: it first moves in a client's
 second round. Phase `received` is the mix with the received w, `trained` (as the paper reports) with the trained w_i; the mix
-has running statistics of its own. Who sits out is measured with the mix of its v_i with the newest w.
+has running statistics of its own. w_i is not kept: who sits out is measured, and everybody's model is saved, as the mix with the newest w.
 
 (Public versions mix logits, which is the same for linear models only; train v at v; overwrite v by the mix; step w twice;
 give v no gradient; move alpha on every batch, with a decay.)
