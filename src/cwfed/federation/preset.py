@@ -94,6 +94,7 @@ class Preset:
         lines = [
             f"{self.method} on: {self.title}.",
             f"{self.best.label}: the best of {count} by accuracy ({self.phase}) on held-out training data, seeds {', '.join(map(str, self.seeds))}.",
+            f"Tuned: {', '.join(self.best.settings)}. All other settings have their defaults.",
         ]
         if self.at_the_end:
             lines.append(
