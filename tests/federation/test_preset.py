@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_a_preset_is_a_config_that_says_how_it_was_found():
     assert "# no result: train.lr=0.4, algorithm.mu=1\n" in text
     assert "# Tuned: train.lr, algorithm.mu. All other settings have their defaults.\n" in text
     assert MADE.command in text
+
+
+def test_beyond_what_diverged_lies_nothing():
+    diverged = replace(MADE, failed=("train.lr=0.05, algorithm.mu=1",))
+    assert diverged.at_the_end == []
+    assert "At the end" not in diverged.to_toml()
 
 
 def test_a_best_value_at_the_end_of_what_was_tried_is_named():
