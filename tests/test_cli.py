@@ -59,6 +59,18 @@ def test_run_json_and_config_file(tmp_path):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_that_swallows_everything_does_not_swallow_ctrl_c(tmp_path, sent):
+    """As torch's does while it looks for numpy: the import is finished, and then the program ends."""
+    (tmp_path / "greedy.py").write_text(
+        f"import os, pathlib\ntry:\n    os.kill(os.getpid(), {int(sent)})\n    pathlib.Path('whole').touch()\n"
+        "except BaseException:\n    pass\n\n\ndef load():\n    while True:\n        pass\n"
+    )
+    done = cwfed("data", "show", "--set", "data.name=greedy:load", cwd=tmp_path, code=130)
+    assert (tmp_path / "whole").exists()
+    assert done.stderr.strip() == "interrupted"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_leave_a_resumable_run(tmp_path, sent):
     settings = ["--set=model.name=mlp", "--set=train.rounds=100000", "--set=run.engine=loop"]  # loop compiles nothing
     with processes.running([sys.executable, "-m", "cwfed", "run", *settings, "--out", "r"], cwd=tmp_path) as process:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,14 @@ def test_a_preset_is_a_config_that_says_how_it_was_found():
     assert "the best of 4 by accuracy (received) on held-out training data, seeds 0, 1." in text
     assert "# 91.50 ± 0.25 %, 90.00 %: train.lr=0.1, algorithm.mu=1\n" in text
     assert "# no result: train.lr=0.4, algorithm.mu=1\n" in text
+    assert "# Tuned: train.lr, algorithm.mu. All other settings have their defaults.\n" in text
     assert MADE.command in text
+
+
+def test_beyond_what_diverged_lies_nothing():
+    diverged = replace(MADE, failed=("train.lr=0.05, algorithm.mu=1",))
+    assert diverged.at_the_end == []
+    assert "At the end" not in diverged.to_toml()
 
 
 def test_a_best_value_at_the_end_of_what_was_tried_is_named():
@@ -88,9 +96,9 @@ def test_the_command_lists_them_and_prints_one_as_a_config():
 def test_the_script_that_makes_them(tmp_path):
     """A sweep's JSON becomes a file that `shipped` reads; what stood there of other methods stays."""
     making = _script()
-    setting = making.Setting("few", {"data": {"clients": 3}}, [0.1, 0.2], {"fedprox": "mu=0.01,0.1"}, "0,1")
-    assert making.command(setting, "fedavg", setting.lr)[-4:] == ["--grid", "train.lr=0.1,0.2", "--seeds", "0,1"]
-    assert "algorithm.mu=0.01,0.1" in making.command(setting, "fedprox", setting.lr)
+    setting = making.Setting("few", {"data": {"clients": 3}}, [0.1, 0.2], {"fedprox": "mu=0.001,0.1"}, "0,1")
+    assert making.command(setting, "fedavg", [0.1, 0.2])[-4:] == ["--grid", "train.lr=0.1,0.2", "--seeds", "0,1"]
+    assert "algorithm.mu=0.001,0.1" in making.command(setting, "fedprox", [0.1])
     found = {"seeds": [0, 1], "tried": [_tried(0.2, 0.9, 0.8), {"values": {"train.lr": 9}, "given_up": "diverged"}]}
     for method in ("fedprox", "fedavg"):
         words = making.command(setting, method, setting.lr)
@@ -101,10 +109,25 @@ def test_the_script_that_makes_them(tmp_path):
     assert read[0].failed == ("train.lr=9",)
 
 
-def test_a_best_rate_at_the_end_of_its_grid_makes_the_grid_wider():
-    making, rates = _script(), [0.1, 0.2, 0.4]
-    for best, expected in ((0.1, [0.05, *rates]), (0.2, rates), (0.4, [*rates, 0.8])):
-        assert making.wider(rates, {"tried": [_tried(best, 0.9, 0.8), _tried(0.2, 0.5, 0.9)]}) == expected
+def test_rates_are_made_wider_where_the_best_is_at_their_end():
+    making = _script()
+
+    def best(rate):
+        return {"tried": [_tried(rate, 0.9, 0.8)]}
+
+    assert making.wider([0.1, 0.2, 0.4], best(0.1)) == [0.05, 0.1, 0.2, 0.4]
+    assert making.wider([0.1, 0.2, 0.4], best(0.4)) == [0.1, 0.2, 0.4, 0.8]
+    assert making.wider([0.1, 0.2, 0.4], best(0.2)) == [0.1, 0.2, 0.4]
+
+
+def test_what_is_made_is_made_again_only_where_it_is_named():
+    making = _script()
+    made = {"digits/fedavg", "digits/ditto"}
+    missing = making.asked(["digits"], made)
+    assert ("digits", "fedprox") in missing
+    assert ("digits", "fedavg+prior") in missing
+    assert ("digits", "fedavg") not in missing
+    assert making.asked(["digits/fedavg"], made) == [("digits", "fedavg")]
 
 
 def _tried(lr: float, validation: float, test: float) -> dict:

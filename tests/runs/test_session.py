@@ -314,7 +314,7 @@ def test_a_run_that_does_not_begin_leaves_nothing(tmp_path):
         session.run(all_digits("data.clients=2000"), tmp_path / "new")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(RunError, match="no run of cwfed"):
+    with pytest.raises(RunError, match="do not belong to a run of cwfed"):
         session.run(small(), tmp_path / "other")
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["other", "other/thesis.tex"]
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from types import FrameType
 from typing import Any
 
 from cwfed.cli import about, data, flower, privacy, report, reproduce, run, share, sweep
@@ -35,11 +36,18 @@ TRACEBACK = "CWFED_TRACEBACK"
 
 def main() -> None:
     """The console script: errors are one sentence on stderr and a non-zero exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, _interrupt)
     _say_new_names()
     try:
         check_text(sys.argv)
         app()
+    except SystemExit as end:
+        if end.code == 130:  # typer's way to end after Ctrl-C where a command has nothing to say of it
+            err.print("interrupted")
+        raise
     except Interrupted as interrupt:
         err.print(f"interrupted: {escape(str(interrupt))}", highlight=False, soft_wrap=True)
         sys.exit(130)
@@ -83,5 +91,17 @@ def _say_new_names() -> None:
     warnings.showwarning = show
 
 
-def _interrupt(number: int, frame: object) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C, or an end that is asked for. What is being imported is finished first: torch and others would swallow the exception, or go on
+    without half of numpy. Who asks twice does not wait."""
+    global _asked
+    is_first, _asked = not _asked or number == signal.SIGALRM, True
+    while is_first and frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)  # then it is looked at again
+            return
+        frame = frame.f_back
     raise KeyboardInterrupt
+
+
+_asked = False

@@ -7,6 +7,7 @@ A preset is the best candidate of a sweep of one method on one experimental sett
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,10 +74,12 @@ class Preset:
 
     @property
     def at_the_end(self) -> list[str]:
-        """Settings whose best value is the smallest or largest that was tried with a result: a better one may lie beyond."""
+        """Settings whose best value is the smallest or largest that was tried: a better one may lie beyond."""
         found = []
         for key, value in self.best.settings.items():
             values = {one.settings[key] for one in self.tried}
+            for label in self.failed:  # beyond what diverged is nothing
+                values |= set(map(float, re.findall(rf"\b{re.escape(key)}=([\d.e-]+)", label)))
             if isinstance(value, int | float) and len(values) > 1 and value in (min(values), max(values)):
                 found.append(key)
         return found
@@ -94,6 +97,7 @@ class Preset:
         lines = [
             f"{self.method} on: {self.title}.",
             f"{self.best.label}: the best of {count} by accuracy ({self.phase}) on held-out training data, seeds {', '.join(map(str, self.seeds))}.",
+            f"Tuned: {', '.join(self.best.settings)}. All other settings have their defaults.",
         ]
         if self.at_the_end:
             lines.append(
