@@ -41,6 +41,11 @@ COLUMNS = 2**14
 """So many columns of a stack are read at a time: some models' fit into a core's cache."""
 
 
+def unstacked(stack: Params) -> list[Params]:
+    """The models of a stack, as views."""
+    return [dict(zip(stack, model, strict=True)) for model in zip(*(w.unbind() for w in stack.values()), strict=True)]
+
+
 def average(stack: Params, weights: Tensor) -> Params:
     """sum_i weights_i w_i: one model from a stack."""
     (model,) = averages(stack, weights[None])

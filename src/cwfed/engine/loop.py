@@ -19,6 +19,8 @@ class Distributor(ABC):
     """An engine that deals tasks out to workers. One more of them is a class with `spread` and `close`."""
 
     name: str
+    is_here = False
+    """Whether the workers are in this process and have one outbox with it."""
     compile = False
     note = ""
 
@@ -44,8 +46,8 @@ class Distributor(ABC):
         return self._outbox.download(state, visit)
 
     def prepare(self, state: Any, visits: Iterable[Visit]) -> None:
-        """Have what these clients are sent made, a share by each worker."""
-        clients = self._outbox.missing(state, visits)
+        """Have what these clients are sent made, a share by each worker, where the workers have this engine's outbox."""
+        clients = self._outbox.missing(state, visits) if self.is_here else []
         shares = [clients[at :: self.workers] for at in range(min(self.workers, len(clients)))]
         self.spread(Call("make", state=state), shares)
 
@@ -78,6 +80,7 @@ class Loop(Distributor):
     """One client after the other, on one thread."""
 
     name = "loop"
+    is_here = True
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, 1)

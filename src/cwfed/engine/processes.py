@@ -20,7 +20,7 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -31,7 +31,7 @@ import torch
 
 from cwfed.core.errors import ConfigError, CwfedError, WorkerLost
 from cwfed.data import Samples
-from cwfed.engine.base import Call, Job, Visit
+from cwfed.engine.base import Call, Job
 from cwfed.engine.loop import Distributor
 from cwfed.engine.shared import Memory, pack, unpack
 from cwfed.engine.tasks import ClientTasks, Outbox
@@ -94,9 +94,6 @@ class Processes(Distributor):
             _dismiss(self._crew)
             raise
         return [results[place] for place in range(len(items))]
-
-    def prepare(self, state: Any, visits: Iterable[Visit]) -> None:
-        """Each worker process makes what its clients are sent: another one's is not there."""
 
     def close(self) -> None:
         self._release()

@@ -51,24 +51,27 @@ class Outbox:
         """What a client is sent."""
         if not self._remembers:
             return self._algorithm.send(state, client)
-        if self._sent[0] is not state:
-            self._sent = (state, {})
-        sent = self._sent[1]
+        sent = self._sent_from(state)
         if client not in sent:
             sent[client] = self._algorithm.send(state, client)
         return sent[client]
+
+    def _sent_from(self, state: Any) -> dict[int, Download]:
+        """By client, what was made from this state; what was made from another one is forgotten."""
+        if self._sent[0] is not state:
+            self._sent = (state, {})
+        return self._sent[1]
 
     def missing(self, state: Any, visits: Iterable[Visit]) -> list[int]:
         """For which of these clients it pays to `make` what they are sent."""
         if not self._makes or state is None:
             return []
-        if self._sent[0] is not state:
-            self._sent = (state, {})
-        return [visit.client for visit in visits if visit.got is None and visit.client not in self._sent[1]]
+        sent = self._sent_from(state)
+        return [visit.client for visit in visits if visit.got is None and visit.client not in sent]
 
     def make(self, state: Any, clients: Sequence[int]) -> None:
         """What these clients are sent, together, before they ask for it."""
-        self._sent[1].update(zip(clients, self._algorithm.send_each(state, clients), strict=True))
+        self._sent_from(state).update(zip(clients, self._algorithm.send_each(state, clients), strict=True))
 
 
 class ClientTasks:

@@ -29,6 +29,7 @@ from cwfed.core import augment
 from cwfed.core.errors import ConfigError, RunError
 from cwfed.core.metrics import LOSS, OwnSums
 from cwfed.core.mixing import rows as rows_of
+from cwfed.core.mixing import unstacked
 from cwfed.core.optimizers import clipped
 from cwfed.core.rng import stream
 from cwfed.core.types import Batch, Download, Output, Params, Pass, Start, nbytes
@@ -255,10 +256,8 @@ class Vmap:
             self._test_penalty(alike, chosen[0], chosen_starts[0])
             trained |= self._train(round_, alike, chosen, chosen_starts, rows, out)
         return [
-            self._tasks.visited(
-                visit, downloads[row], starts[row], trained[row], {name: stack[row] for name, stack in out.items()}
-            )
-            for row, visit in enumerate(begun)
+            self._tasks.visited(visit, downloads[row], starts[row], trained[row], model)
+            for row, (visit, model) in enumerate(zip(begun, unstacked(out), strict=True))
         ]
 
     def _test_penalty(self, alike: Hashable, visit: Visit, start: Start) -> None:
@@ -330,12 +329,12 @@ class Vmap:
         means[~torch.stack(finite).isfinite().all(0).cpu().numpy(), 0] = (
             np.nan
         )  # a weight is no number: so is the loss
+        trained, places = group.params | group.buffers, torch.tensor(rows)
         for name, stack in out.items():
             if name in tables:
                 tables[name].save(stack)
             else:
-                trained = (group.params | group.buffers)[name]
-                stack.index_copy_(0, torch.tensor(rows), trained.to(stack.device))
+                stack.index_copy_(0, places, trained[name].to(stack.device))
         local = visits[0].statistics.keys()
         kept = [{name: group.buffers[name][i].cpu().clone() for name in local} for i in range(len(rows))]
         optimizer = [
@@ -388,7 +387,10 @@ class Vmap:
         trains = torch.from_numpy(steps[None, :] > np.arange(steps[0])[:, None]).to(device)  # steps x clients
         history: list[Tensor] = []
         now, among = group, len(plans)
-        together = np.stack([np.resize(plan, (steps[0], plan.shape[1])) for plan in plans], 1)  # who is done repeats
+        together = np.empty((steps[0], len(plans), plans[0].shape[1]), np.int64)
+        for i, plan in enumerate(plans):
+            together[: len(plan), i] = plan
+            together[len(plan) :, i] = plan[0]  # who is done repeats
         batches = self._worker.samples.batches(together)
         rates, lr = (trains * rates_of[0]).unbind(), torch.full((len(plans),), rates_of[1], device=device)
         step = self._step(one)
