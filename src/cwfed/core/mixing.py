@@ -60,12 +60,12 @@ def averages(stack: Params, weights: Tensor) -> list[Params]:
     models: list[Params] = [{} for _ in weights]
     rounded = {dtype: weights.to(dtype).unbind() for dtype in {w.dtype for w in stack.values()}}
     for name, w in stack.items():
-        pieces = [piece.T for piece in rows(w).split(COLUMNS, 1)]
+        pieces = [piece.T for piece in torch.split(rows(w), COLUMNS, 1)]
         if len(pieces) == 1:
             made = [pieces[0].mv(row) for row in rounded[w.dtype]]
         else:
             made = [w.new_empty(w[0].numel()) for _ in models]
-            parts = zip(*(model.split(COLUMNS) for model in made), strict=True)
+            parts = zip(*(torch.split(model, COLUMNS) for model in made), strict=True)
             for piece, into in zip(pieces, parts, strict=True):
                 for row, part in zip(rounded[w.dtype], into, strict=True):
                     torch.mv(piece, row, out=part)

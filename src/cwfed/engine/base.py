@@ -136,7 +136,7 @@ class Job:
 class Call:
     """What the workers of an engine are asked together: plain data, told to each worker once. The items follow one by one."""
 
-    task: Literal["try_training", "rehearse", "visit", "personal", "measure"]
+    task: Literal["try_training", "rehearse", "make", "visit", "personal", "measure"]
     """A method of `ClientTasks`."""
     round: int = 0
     state: Any = None
