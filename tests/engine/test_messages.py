@@ -11,7 +11,7 @@ import torch
 
 from cwfed.algorithms import CwFedAvg, build
 from cwfed.engine import Loop, Threads, Vmap
-from cwfed.engine.base import Visit, sends_each
+from cwfed.engine.base import sends_each
 from cwfed.engine.loop import Distributor
 from cwfed.engine.tasks import ClientTasks, Outbox
 from cwfed.federation.rounds import to_tree
@@ -97,7 +97,7 @@ def test_who_has_only_send_of_its_own_is_asked_one_by_one():
     assert not sends_each(Greeting())
     assert not sends_each(build({"name": "cwfedavg+dbe"}))
     outbox = Outbox(Greeting(), {}, 2)
-    assert outbox.missing({}, [Visit(0), Visit(1)]) == []
+    assert outbox.missing({}, [0, 1]) == []
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])

@@ -47,7 +47,8 @@ class Distributor(ABC):
 
     def prepare(self, state: Any, visits: Iterable[Visit]) -> None:
         """Have what these clients are sent made, a share by each worker, where the workers have this engine's outbox."""
-        clients = self._outbox.missing(state, visits) if self.is_here else []
+        asking = (visit.client for visit in visits if visit.got is None)
+        clients = self._outbox.missing(state, asking) if self.is_here else []
         shares = [clients[at :: self.workers] for at in range(min(self.workers, len(clients)))]
         self.spread(Call("make", state=state), shares)
 

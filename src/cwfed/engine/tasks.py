@@ -62,12 +62,12 @@ class Outbox:
             self._sent = (state, {})
         return self._sent[1]
 
-    def missing(self, state: Any, visits: Iterable[Visit]) -> list[int]:
+    def missing(self, state: Any, clients: Iterable[int]) -> list[int]:
         """For which of these clients it pays to `make` what they are sent."""
         if not self._makes or state is None:
             return []
         sent = self._sent_from(state)
-        return [visit.client for visit in visits if visit.got is None and visit.client not in sent]
+        return [client for client in clients if client not in sent]
 
     def make(self, state: Any, clients: Sequence[int]) -> None:
         """What these clients are sent, together, before they ask for it."""
