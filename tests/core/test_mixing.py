@@ -93,6 +93,32 @@ def test_average_by_hand():
     assert out["w"].tolist() == [5.0, 1.0]
 
 
+@pytest.mark.parametrize("columns", [1, 10, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_averages_are_each_one_to_the_bit(columns, dtype, monkeypatch):
+    monkeypatch.setattr(mixing, "COLUMNS", 64)
+    generator = torch.Generator().manual_seed(columns)
+    stack = {"w": torch.randn(7, columns, 3, generator=generator, dtype=dtype), "b": torch.ones(7)}
+    weights = torch.rand(5, 7, generator=generator, dtype=torch.float64)
+    together = mixing.averages(stack, weights)
+    assert len(together) == 5
+    for made, row in zip(together, weights, strict=True):
+        alone = mixing.average(stack, row)
+        assert (made["w"].shape, made["b"].shape) == ((columns, 3), ())
+        assert all(torch.equal(made[name], alone[name]) for name in stack)
+        expected = torch.einsum("c,cij->ij", row, stack["w"].double()).to(dtype)
+        torch.testing.assert_close(made["w"], expected, rtol=1e-5, atol=1e-5)
+    assert mixing.averages({}, weights) == [{}] * 5
+
+
+def test_a_stack_and_its_models():
+    stack = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(2.0)}
+    assert [{n: t.tolist() for n, t in model.items()} for model in mixing.unstacked(stack)] == [
+        {"a": [0.0, 1.0, 2.0], "b": 0.0},
+        {"a": [3.0, 4.0, 5.0], "b": 1.0},
+    ]
+
+
 def test_mix_keeps_names_shapes_and_dtypes():
     stack = {"a": torch.ones(3, 2, 2), "b": torch.ones(3, 4, dtype=torch.float64)}
     out = mixing.mix(torch.full((5, 3), 1 / 3, dtype=torch.float64), stack)

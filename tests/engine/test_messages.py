@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+from cwfed.algorithms import CwFedAvg, build
 from cwfed.engine import Loop, Threads, Vmap
+from cwfed.engine.base import sends_each
 from cwfed.engine.loop import Distributor
 from cwfed.engine.tasks import ClientTasks, Outbox
 from cwfed.federation.rounds import to_tree
@@ -79,3 +81,37 @@ def test_a_worker_behind_pickle_gives_the_loops_bits(case):
 def test_no_engine_but_the_loop_is_a_loop():
     assert not issubclass(Threads, Loop)
     assert not issubclass(Vmap, Loop)
+
+
+@dataclass(frozen=True)
+class Greeting(CwFedAvg):
+    """Says something with every model."""
+
+    def send(self, state, client):
+        return replace(super().send(state, client), notes={"hello": torch.ones(1)})
+
+
+def test_who_has_only_send_of_its_own_is_asked_one_by_one():
+    assert sends_each(CwFedAvg())
+    assert sends_each(build({"name": "cwfedavg+programme"}))
+    assert not sends_each(Greeting())
+    assert not sends_each(build({"name": "cwfedavg+dbe"}))
+    outbox = Outbox(Greeting(), {}, 2)
+    assert outbox.missing({}, [0, 1]) == []
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads", "vmap"])
+def test_what_clients_are_sent_is_made_together_and_once(engine, monkeypatch):
+    made = []
+
+    def send_each(self, state, clients):
+        made.append(list(clients))
+        return together(self, state, clients)
+
+    together = CwFedAvg.send_each
+    monkeypatch.setattr(CwFedAvg, "send_each", send_each)
+    simulation = Simulation(small(f"run.engine={engine}", "run.workers=2", "train.rounds=1", "data.clients=4"))
+    monkeypatch.setattr(CwFedAvg, "send", None)
+    finish(simulation)
+    shares = [[0, 2], [1, 3]] if engine == "threads" else [[0, 1, 2, 3]]
+    assert sorted(made) == sorted(2 * shares)  # of the state before the round, and of that after it

@@ -112,6 +112,11 @@ class Algorithm(Protocol[S]):
     def send(self, state: S, client: int) -> Download:
         """What this client is sent."""
 
+    def send_each(self, state: S, clients: Sequence[int]) -> list[Download]:
+        """What each of these clients is sent, with the same bits, where that is less work than one after the other. A class
+        that has only `send` of its own is asked for one after the other.
+        """
+
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         """The names of the tensors of the trained model that go to the server."""
 

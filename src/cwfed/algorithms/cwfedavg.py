@@ -131,6 +131,9 @@ class CwFedAvg(FedAvg):
     def send(self, state: Any, client: int) -> Download:
         return Download((self.personal_model(state, state["prior"][client]),))
 
+    def send_each(self, state: Any, clients: Sequence[int]) -> list[Download]:
+        return [Download((model,)) for model in self._personal_models(state, state["prior"][list(clients)])]
+
     def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:
         sent = self.objective.extras_spec(model, task)
         if self.distribution == "empirical":
@@ -170,8 +173,20 @@ class CwFedAvg(FedAvg):
 
     def personal_model(self, state: Any, distribution: Tensor) -> Params:
         """sum_j p~_j w^G_j: the model for any class distribution."""
+        (model,) = self._personal_models(state, distribution[None])
+        return model
+
+    def _personal_models(self, state: Any, distributions: Tensor) -> list[Params]:
         shared: Params = state["shared"]
-        return shared | mixing.average(state["basis"], distribution @ state["recipe"])
+        if not len(distributions):
+            return []
+        weights = torch.stack([self.weights(state, distribution) for distribution in distributions])
+        return [shared | own for own in mixing.averages(state["basis"], weights)]
+
+    def weights(self, state: Any, distribution: Tensor) -> Tensor:
+        """a: how much of each model of the basis is in the model for a class distribution."""
+        found: Tensor = distribution @ state["recipe"]
+        return found
 
     def newcomer(self, state: Any, class_counts: Sequence[float] | None = None) -> Params:
         """A model for a client that never took part: from its label histogram, or 1/K without one."""

@@ -86,6 +86,9 @@ class FedAvg:
     def send(self, state: Any, client: int) -> Download:
         return Download((state["model"],))
 
+    def send_each(self, state: Any, clients: Sequence[int]) -> list[Download]:
+        return [self.send(state, client) for client in clients]
+
     def uploaded(self, names: tuple[str, ...], task: Task) -> tuple[str, ...]:
         return names
 

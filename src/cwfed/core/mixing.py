@@ -37,10 +37,41 @@ def rows(stacked: Tensor) -> Tensor:
     return stacked.reshape(len(stacked), -1)
 
 
+COLUMNS = 2**14
+"""So many columns of a stack are read at a time: some models' fit into a core's cache."""
+
+
+def unstacked(stack: Params) -> list[Params]:
+    """The models of a stack, as views."""
+    return [dict(zip(stack, model, strict=True)) for model in zip(*(w.unbind() for w in stack.values()), strict=True)]
+
+
 def average(stack: Params, weights: Tensor) -> Params:
     """sum_i weights_i w_i: one model from a stack."""
-    rounded = {dtype: weights.to(dtype) for dtype in {w.dtype for w in stack.values()}}
-    return {name: (rounded[w.dtype] @ rows(w)).view(w.shape[1:]) for name, w in stack.items()}
+    (model,) = averages(stack, weights[None])
+    return model
+
+
+def averages(stack: Params, weights: Tensor) -> list[Params]:
+    """The average for each row of weights, with the bits that it has alone: many of them read the stack only once.
+
+    So it is a product of the stack with one row at a time, and not with the matrix of all rows, whose last bits are others.
+    """
+    models: list[Params] = [{} for _ in weights]
+    rounded = {dtype: weights.to(dtype).unbind() for dtype in {w.dtype for w in stack.values()}}
+    for name, w in stack.items():
+        pieces = [piece.T for piece in torch.split(rows(w), COLUMNS, 1)]
+        if len(pieces) == 1:
+            made = [pieces[0].mv(row) for row in rounded[w.dtype]]
+        else:
+            made = [w.new_empty(w[0].numel()) for _ in models]
+            parts = zip(*(torch.split(model, COLUMNS) for model in made), strict=True)
+            for piece, into in zip(pieces, parts, strict=True):
+                for row, part in zip(rounded[w.dtype], into, strict=True):
+                    torch.mv(piece, row, out=part)
+        for model, tensor in zip(models, made, strict=True):
+            model[name] = tensor.view(w.shape[1:])
+    return models
 
 
 def mix(matrix: Tensor, stack: Params) -> Params:

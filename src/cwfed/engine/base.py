@@ -24,6 +24,13 @@ def overrides(algorithm: FedAvg, *methods: str) -> bool:
     return any(getattr(type(algorithm), name) is not getattr(FedAvg, name) for name in methods)
 
 
+def sends_each(algorithm: FedAvg) -> bool:
+    """Whether `send_each` says what `send` does: not where a class has overridden `send` alone."""
+    classes = type(algorithm).__mro__
+    send, send_each = (next(i for i, c in enumerate(classes) if name in vars(c)) for name in ("send", "send_each"))
+    return send_each <= send
+
+
 @dataclass(frozen=True)
 class Visit:
     """A client's part in a round, as a worker is told it."""
@@ -129,7 +136,7 @@ class Job:
 class Call:
     """A task for the workers of an engine, sent to each worker once; its items (such as visits) follow one by one."""
 
-    task: Literal["try_training", "rehearse", "visit", "personal", "measure"]
+    task: Literal["try_training", "rehearse", "make", "visit", "personal", "measure"]
     """A method of `ClientTasks`."""
     round: int = 0
     state: Any = None

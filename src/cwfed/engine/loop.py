@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cwfed.core.types import Download, Params
@@ -19,6 +19,8 @@ class Distributor(ABC):
     """An engine that deals tasks out to workers. A subclass has `spread` and `close`."""
 
     name: str
+    is_here = False
+    """Whether the workers are in this process and have one outbox with it."""
     compile = False
     note = ""
 
@@ -43,7 +45,15 @@ class Distributor(ABC):
     def download(self, state: Any, visit: Visit) -> Download:
         return self._outbox.download(state, visit)
 
+    def prepare(self, state: Any, visits: Iterable[Visit]) -> None:
+        """Have what these clients are sent made, a share by each worker, where the workers have this engine's outbox."""
+        asking = (visit.client for visit in visits if visit.got is None)
+        clients = self._outbox.missing(state, asking) if self.is_here else []
+        shares = [clients[at :: self.workers] for at in range(min(self.workers, len(clients)))]
+        self.spread(Call("make", state=state), shares)
+
     def visit(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
+        self.prepare(state, visits)
         work = [len(self.job.federation.shards[visit.client].train) for visit in visits]
         return self._longest_first(Call("visit", round_, state, out), list(enumerate(visits)), work)
 
@@ -51,9 +61,10 @@ class Distributor(ABC):
         return self.spread(Call("personal", round_, state), [Candidate(v, is_tuned=is_tuned) for v in visits])
 
     def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
+        self.prepare(state, (candidate.visit for candidate in candidates if candidate.model is None))
         size = max(
             1, -(-len(candidates) // MEASURE_TASKS)
-        )  # depends on the clients only: with the number of workers the batches, and so the last bits, would change
+        )  # depends on the clients only: with the number of workers the last bits would change
         some = [candidates[at : at + size] for at in range(0, len(candidates), size)]
         shards = [[self.job.federation.shards[candidate.visit.client] for candidate in part] for part in some]
         work = [sum(len(shard.test) + len(shard.validation) for shard in part) for part in shards]
@@ -72,6 +83,7 @@ class Loop(Distributor):
     """One client after the other, on one thread."""
 
     name = "loop"
+    is_here = True
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, 1)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cwfed.core.metrics import OwnSums, Places
@@ -18,11 +17,17 @@ MEASURED = 4096
 
 
 class Questions(NamedTuple):
-    """The samples that are measured, clients x samples. A client with fewer samples than others has some repeated, which are not counted."""
+    """The samples that are measured, in rows of the clients' mean number of samples: a client with more has several rows.
 
-    parts: list[tuple[int, int]]
-    """For each client, how many of its samples are test data and how many validation data."""
-    is_test: Tensor
+    A row that is not full repeats some samples, which are not counted.
+    """
+
+    owners: list[int]
+    """For each row, the place of its client among the clients."""
+    starts: list[int]
+    """Where each row begins among the samples of its owner, the test samples first."""
+    sizes: list[tuple[int, int]]
+    """How many test samples each client has, and how many held-out ones."""
     places: Places
     batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
@@ -30,30 +35,36 @@ class Questions(NamedTuple):
 def questions(federation: Federation, samples: Samples, clients: Sequence[int]) -> Questions:
     """The test and validation samples of these clients."""
     shards = [federation.shards[c] for c in clients]
-    parts = [np.concatenate([s.test, s.validation]) for s in shards]
-    longest = max(len(part) for part in parts)
-    place = torch.arange(longest)
-    tests = torch.tensor([len(s.test) for s in shards])[:, None]
-    ends = torch.tensor([len(part) for part in parts])[:, None]
-    indices = np.stack([np.resize(part, longest) if len(part) else np.zeros(longest, np.int64) for part in parts])
-    size = max(1, MEASURED // len(parts))
+    asked = [np.concatenate([s.test, s.validation]) for s in shards]
+    width = max(1, -(-sum(map(len, asked)) // len(asked)))
+    rows = [(i, start) for i, own in enumerate(asked) for start in range(0, len(own), width)]
+    indices = np.empty((len(rows), width), np.int64)
+    part = np.full(indices.shape, 2 * len(asked))  # what is repeated is nobody's
+    for row, (i, start) in enumerate(rows):
+        own = asked[i][start : start + width]
+        indices[row] = np.resize(own, width)
+        part[row, : len(own)] = np.where(start + np.arange(len(own)) < len(shards[i].test), 2 * i, 2 * i + 1)
+    at_once = max(1, MEASURED // max(1, len(rows)))
 
     def gathered() -> Iterator[tuple[Tensor, Tensor]]:
-        for at in range(0, longest, size):
-            yield samples.batch(indices[:, at : at + size])
+        for at in range(0, width if rows else 0, at_once):
+            yield samples.batch(indices[:, at : at + at_once])
 
     kept = list(gathered()) if indices.size * federation.data.inputs[0].size <= GATHERED else None
-    first = 2 * torch.arange(len(parts))[:, None]
-    part = torch.where(place < tests, first, torch.where(place < ends, first + 1, 2 * len(parts)))
-    places = Places(federation.data.labels[indices], part.numpy(), 2 * len(parts), federation.data.classes)
-    counts = [(len(s.test), len(s.validation)) for s in shards]
-    return Questions(counts, place < tests, places, gathered if kept is None else lambda: kept)
+    return Questions(
+        owners=[i for i, _ in rows],
+        starts=[start for _, start in rows],
+        sizes=[(len(s.test), len(s.validation)) for s in shards],
+        places=Places(federation.data.labels[indices], part, 2 * len(asked), federation.data.classes),
+        batches=gathered if kept is None else lambda: kept,
+    )
 
 
-def add_own(own: OwnSums, parts: Sequence[tuple[int, int]], at: int, logits: Tensor, labels: Tensor) -> None:
-    """Add a batch, which begins at position `at`, to the sums of the user's own metrics."""
-    for i, (tests, validations) in enumerate(parts):
-        for part, first, end in ((2 * i, 0, tests), (2 * i + 1, tests, tests + validations)):
-            here = slice(max(first - at, 0), min(end - at, labels.shape[1]))
+def add_own(own: OwnSums, asked: Questions, at: int, logits: Tensor, labels: Tensor) -> None:
+    """Add a batch, which begins at column `at`, to the sums of the user's own metrics."""
+    for row, (i, start) in enumerate(zip(asked.owners, asked.starts, strict=True)):
+        tests, held_out = asked.sizes[i]
+        for part, first, end in ((2 * i, 0, tests), (2 * i + 1, tests, tests + held_out)):
+            here = slice(max(first - start - at, 0), min(end - start - at, labels.shape[1]))
             if here.start < here.stop:
-                own.add(part, logits[i, here], labels[i, here])
+                own.add(part, logits[row, here], labels[row, here])

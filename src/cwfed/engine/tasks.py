@@ -6,7 +6,7 @@ An engine only decides which worker does which task, and where that worker is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.metrics import OwnSums, Places
 from cwfed.core.types import Download, Params, Start, nbytes
 from cwfed.engine import rehearsal
-from cwfed.engine.base import Call, Candidate, Job, Score, Trained, Visit, Visited, overrides, scores_of
+from cwfed.engine.base import Call, Candidate, Job, Score, Trained, Visit, Visited, overrides, scores_of, sends_each
 from cwfed.engine.private import PrivateWorker
 from cwfed.engine.worker import ClientWorker
 
@@ -37,6 +37,7 @@ class Outbox:
     def __init__(self, algorithm: FedAvg, model: Params, clients: int) -> None:
         self._algorithm = algorithm
         self._remembers = nbytes(model) * clients <= REMEMBERED
+        self._makes = self._remembers and sends_each(algorithm)
         self._sent: tuple[Any, dict[int, Download]] = (None, {})
 
     @classmethod
@@ -52,12 +53,27 @@ class Outbox:
         """What the server's state gives a client."""
         if not self._remembers:
             return self._algorithm.send(state, client)
-        if self._sent[0] is not state:
-            self._sent = (state, {})
-        sent = self._sent[1]
+        sent = self._sent_from(state)
         if client not in sent:
             sent[client] = self._algorithm.send(state, client)
         return sent[client]
+
+    def _sent_from(self, state: Any) -> dict[int, Download]:
+        """By client, what was made from this state; what was made from another one is forgotten."""
+        if self._sent[0] is not state:
+            self._sent = (state, {})
+        return self._sent[1]
+
+    def missing(self, state: Any, clients: Iterable[int]) -> list[int]:
+        """For which of these clients it pays to `make` what they are sent."""
+        if not self._makes or state is None:
+            return []
+        sent = self._sent_from(state)
+        return [client for client in clients if client not in sent]
+
+    def make(self, state: Any, clients: Sequence[int]) -> None:
+        """What these clients are sent, together, before they ask for it."""
+        self._sent_from(state).update(zip(clients, self._algorithm.send_each(state, clients), strict=True))
 
 
 class ClientTasks:
@@ -97,6 +113,10 @@ class ClientTasks:
             self.worker.rehearse(algorithm, got, visit.own, visit.statistics, visit.client)
         elif overrides(algorithm, "send", "personal", "begin", "passes", "loss", "penalty"):
             rehearsal.rehearse(self.worker, algorithm, self.job.task, got, visit, self.job.how)
+
+    def make(self, call: Call, clients: Sequence[int]) -> None:
+        """What these clients are sent."""
+        self.outbox.make(call.state, clients)
 
     # --- training
 

@@ -23,6 +23,7 @@ class Threads(Distributor):
     """The loop's work, spread over a pool of threads."""
 
     name = "threads"
+    is_here = True
 
     def __init__(self, job: Job, workers: int) -> None:
         super().__init__(job, workers)

@@ -27,8 +27,9 @@ from torch.func import functional_call, grad, vmap
 
 from cwfed.core import augment
 from cwfed.core.errors import ConfigError, RunError
-from cwfed.core.metrics import OwnSums
+from cwfed.core.metrics import LOSS, OwnSums
 from cwfed.core.mixing import rows as rows_of
+from cwfed.core.mixing import unstacked
 from cwfed.core.optimizers import clipped, first_state
 from cwfed.core.rng import stream
 from cwfed.core.types import Batch, Download, Output, Params, Pass, Start, nbytes
@@ -239,6 +240,7 @@ class Vmap:
 
     def _visit_together(self, round_: int, state: Any, visits: Sequence[Visit], out: Params) -> list[Visited]:
         starts, downloads, begun = [], [], []
+        self._loop.prepare(state, visits)
         for visit in visits:
             got = self._loop.download(state, visit)
             start = self.algorithm.begin(got, visit.own, self._worker.view(visit.client, visit.statistics))
@@ -254,10 +256,8 @@ class Vmap:
             self._test_penalty(alike, chosen[0], chosen_starts[0])
             trained |= self._train(round_, alike, chosen, chosen_starts, rows, out)
         return [
-            self._tasks.visited(
-                visit, downloads[row], starts[row], trained[row], {name: stack[row] for name, stack in out.items()}
-            )
-            for row, visit in enumerate(begun)
+            self._tasks.visited(visit, downloads[row], starts[row], trained[row], model)
+            for row, (visit, model) in enumerate(zip(begun, unstacked(out), strict=True))
         ]
 
     def _test_penalty(self, alike: Hashable, visit: Visit, start: Start) -> None:
@@ -329,12 +329,12 @@ class Vmap:
         means[~torch.stack(finite).isfinite().all(0).cpu().numpy(), 0] = (
             np.nan
         )  # a weight is no number: so is the loss
+        trained, places = group.params | group.buffers, torch.tensor(rows)
         for name, stack in out.items():
             if name in tables:
                 tables[name].save(stack)
             else:
-                trained = (group.params | group.buffers)[name]
-                stack.index_copy_(0, torch.tensor(rows), trained.to(stack.device))
+                stack.index_copy_(0, places, trained[name].to(stack.device))
         local = visits[0].statistics.keys()
         kept = [{name: group.buffers[name][i].cpu().clone() for name in local} for i in range(len(rows))]
         optimizer = [
@@ -387,7 +387,10 @@ class Vmap:
         trains = torch.from_numpy(steps[None, :] > np.arange(steps[0])[:, None]).to(device)  # steps x clients
         history: list[Tensor] = []
         now, among = group, len(plans)
-        together = np.stack([np.resize(plan, (steps[0], plan.shape[1])) for plan in plans], 1)  # who is done repeats
+        together = np.empty((steps[0], len(plans), plans[0].shape[1]), np.int64)
+        for i, plan in enumerate(plans):
+            together[: len(plan), i] = plan
+            together[len(plan) :, i] = plan[0]  # who is done repeats
         batches = self._worker.samples.batches(together)
         rates, lr = (trains * rates_of[0]).unbind(), torch.full((len(plans),), rates_of[1], device=device)
         step = self._step(one)
@@ -448,6 +451,7 @@ class Vmap:
         scores, call = [], Call("measure", round_, state)
         for at in range(0, len(candidates), self._together):
             chosen = candidates[at : at + self._together]
+            self._loop.prepare(state, (candidate.visit for candidate in chosen if candidate.model is None))
             models = [self._tasks.candidate(call, candidate) for candidate in chosen]
             if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches
                 scores += self._loop.measure([replace(c, model=m) for c, m in zip(chosen, models, strict=True)])
@@ -459,10 +463,14 @@ class Vmap:
     def _score_each(self, models: Sequence[Params], visits: Sequence[Visit]) -> list[Score]:
         """Scores of one model a client."""
         self._worker.model.eval()
-        group = self._group([Start(model) for model in models], [visit.statistics for visit in visits])
         asked = self._questions(tuple(visit.client for visit in visits))
         found: list[tuple[Tensor, ...]] = []
         own, at = OwnSums(self.job.metrics, 2 * len(visits)), 0
+        if not asked.owners:
+            nothing = np.zeros((2 * len(visits), 4, self.federation.data.classes))
+            return scores_of(nothing, [0.0] * len(visits), own)
+        models = [models[i] for i in asked.owners]
+        group = self._group([Start(model) for model in models], [visits[i].statistics for i in asked.owners])
         for inputs, labels in asked.batches():
             rows = look_up(self._lookups, models, inputs, self._room)
             *answers, logits = self._judge(
@@ -476,15 +484,11 @@ class Vmap:
             )
             found.append(tuple(answers))
             if self.job.metrics:
-                add_own(own, asked.parts, at, logits, labels)
+                add_own(own, asked, at, logits, labels)
             at += labels.shape[1]
-        if not found:
-            nothing = np.zeros((2 * len(visits), 4, self.federation.data.classes))
-            return scores_of(nothing, [0.0] * len(visits), own)
-        predicted, right, loss = (torch.cat(column, 1).cpu() for column in zip(*found, strict=True))
-        loss = loss.double()
-        losses = torch.where(asked.is_test, loss, 0.0).sum(1)
-        return scores_of(asked.places.count(predicted.numpy(), right.numpy(), loss.numpy()), losses.tolist(), own)
+        predicted, right, loss = (torch.cat(column, 1).cpu().numpy() for column in zip(*found, strict=True))
+        tables = asked.places.count(predicted, right, loss.astype(np.float64))
+        return scores_of(tables, tables[::2, LOSS].sum(1).tolist(), own)
 
     def _answer_and_compare(
         self, params: Params, buffers: Params, rows: Params, inputs: Tensor, labels: Tensor

@@ -185,7 +185,8 @@ class Simulation(Experiment):
         took_part = set(opened.closed.participants)
         rows = {client: row for row, client in enumerate(opened.asked) if client in took_part}
         if opened.is_evaluated:
-            self._measure(opened, {c: {n: w[row] for n, w in stack.items()} for c, row in rows.items()})
+            trained = mixing.unstacked(stack)
+            self._measure(opened, {c: trained[row] for c, row in rows.items()})
         after = opened.finish(self._sizes)
 
         # 5. Say what happened.

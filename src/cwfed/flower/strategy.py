@@ -184,6 +184,7 @@ class PersonalisedStrategy(Strategy):
         able = here if self._trains is None else [c for c in here if c in self._trains]
         self.opened = opened = OpenRound(self.blueprint, self.progress, able)
         self._notes = []
+        self._prepare(opened.invited)
         self.sent = {client: self.download(client) for client in opened.invited}
         opened.down = sum(download.nbytes for download in self.sent.values())
         messages = [
@@ -236,9 +237,9 @@ class PersonalisedStrategy(Strategy):
         messages = []
         is_last = server_round == self.config.train.rounds
         may_stop = 0 < self.config.run.patience <= self.progress.waited + 1  # if this is not the best round
-        for client in self.members.here(grid.get_node_ids()):
-            if not self._is_measured(client):
-                continue
+        measured = [client for client in self.members.here(grid.get_node_ids()) if self._is_measured(client)]
+        self._prepare(measured)
+        for client in measured:
             download = self.download(client)
             self.opened.down_to_measure += download.nbytes
             unknown = client in self._accepted and client not in self.progress.trained
@@ -333,6 +334,12 @@ class PersonalisedStrategy(Strategy):
             f"{self.members.names[most]} (client {most}) says that it has {share:.1%} of all test samples: the accuracy is "
             "what it says; guard.most_samples bounds it, and the log has the median of the clients"
         ]
+
+    def _prepare(self, clients: Sequence[int]) -> None:
+        """Have what these clients are sent made together."""
+        state = self.progress.server
+        if missing := self._outbox.missing(state, clients):
+            self._outbox.make(state, missing)
 
     def download(self, client: int) -> Download:
         """What a client is sent; who joins late gets a model from its label histogram, where it told it."""

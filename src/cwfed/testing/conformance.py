@@ -26,6 +26,7 @@ from torch import Tensor
 from cwfed.algorithms import FedAvg, build, describe, name_of
 from cwfed.core.events import PhaseResult, Round
 from cwfed.core.types import Cost, ExtraSpec, Uploads
+from cwfed.engine.base import sends_each
 from cwfed.federation.config import Config, from_table, with_settings
 from cwfed.federation.cost import sizes, without_numbers
 from cwfed.federation.guard import spec_of
@@ -246,6 +247,18 @@ class Suite:
         assert build(describe(algorithm, table["name"])) == algorithm, "its fields do not say all about it"
 
     # --- what it sends
+
+    def test_what_is_sent_together_is_what_is_sent_one_by_one(self) -> None:
+        simulation = self.simulation("train.rounds=1")
+        after, _ = finish(simulation, simulation.start())
+        algorithm, clients = simulation.algorithm, simulation.members
+        if not sends_each(algorithm):
+            return  # it is asked one by one
+        for client, sent in zip(clients, algorithm.send_each(after.server, clients), strict=True):
+            alone = algorithm.send(after.server, client)
+            pairs = [*zip((*sent.models, sent.notes), (*alone.models, alone.notes), strict=True)]
+            is_same = all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
+            assert is_same, "`send_each` and `send` give a client something else: override both, or `send` alone"
 
     def test_the_guard_knows_what_an_honest_upload_looks_like(self) -> None:
         """`extras_spec` is exactly what `finish` sends: nothing of an honest run is refused, and nothing is missing."""

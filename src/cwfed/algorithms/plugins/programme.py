@@ -67,9 +67,8 @@ class Programme(CwFedAvg):
             "shares": shares,
         }
 
-    def personal_model(self, state: Any, distribution: Tensor) -> Params:
-        shared: Params = state["shared"]
-        return shared | mixing.average(state["basis"], self.mixture(distribution, state["sources"], state["shares"]))
+    def weights(self, state: Any, distribution: Tensor) -> Tensor:
+        return self.mixture(distribution, state["sources"], state["shares"])
 
     def mixture(self, distribution: Tensor, sources: Tensor, shares: Tensor) -> Tensor:
         """a: as sum_c a_c = 1, the programme is the length of sum_c a_c (p~_c - p~_i), and one more square of a for the spread."""
