@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from cwfed.core.types import Params, Start
-from cwfed.engine.worker import ClientWorker, require_whole
+from cwfed.engine.loaded_network import require_whole
+from cwfed.engine.worker import ClientWorker
 
 
 class Group(NamedTuple):

@@ -24,7 +24,6 @@ from cwfed.data import Federation, Samples
 from cwfed.data.partition import Indices
 from cwfed.engine import draws
 from cwfed.engine.loaded_network import LoadedNetwork, dense
-from cwfed.engine.loaded_network import require_whole as require_whole  # for `group.py`
 from cwfed.engine.precision import Precision
 from cwfed.engine.view import ClientView
 from cwfed.privacy.dp import SamplePrivacy

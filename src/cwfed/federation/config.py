@@ -22,12 +22,12 @@ from cwfed.federation import preset
 from cwfed.federation.sections import (
     AdversarySection,
     DataSection,
+    GuardSection,
     ModelSection,
     PrivacySection,
     RunSection,
     TrainSection,
 )
-from cwfed.federation.sections import GuardSection as GuardSection  # for `rounds.py`
 from cwfed.federation.settings import Section, describe, former_names, free_to_change, hashed, renamed, tell
 
 MOST_BYTES = 2**20

@@ -21,7 +21,8 @@ from cwfed.core.metrics import Tally, finite
 from cwfed.core.rng import stream
 from cwfed.core.types import Params, Uploads
 from cwfed.engine.base import Score
-from cwfed.federation.config import Config, GuardSection
+from cwfed.federation.config import Config
+from cwfed.federation.sections import GuardSection
 from cwfed.federation.experiment import how_many
 from cwfed.federation.guard import bounded, harmless, is_finite_state
 
