@@ -99,6 +99,8 @@ def stand_in(monkeypatch, tmp_path):
         lambda *a, **k: real(endpoint=server.address, token="hf_stand_in").snapshot_download(*a, **k),
     )
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # the stand-in is on this machine: an environment that keeps the hub's client offline is not meant here
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     yield handler
     server.shutdown()
     server.server_close()

@@ -22,9 +22,9 @@ from cwfed.core.rng import stream
 from cwfed.core.types import Params, Uploads
 from cwfed.engine.base import Score
 from cwfed.federation.config import Config
-from cwfed.federation.sections import GuardSection
 from cwfed.federation.experiment import how_many
 from cwfed.federation.guard import bounded, harmless, is_finite_state
+from cwfed.federation.sections import GuardSection
 
 FUTILE = 3
 """After so many rounds in a row in which every update was refused, a run is given up."""

@@ -89,7 +89,7 @@ def line_of(look: Look, points: int = 0) -> dict[str, Any]:
 
 def whole_numbers(axis: Axis) -> None:
     """Only whole numbers on an axis: there is no round 2.5."""
-    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
 def name_places(axes: Axes, axis: Axis, names: Sequence[object]) -> None:

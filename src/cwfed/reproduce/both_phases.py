@@ -19,6 +19,9 @@ from cwfed.reproduce.runner import Workshop
 from cwfed.reproduce.spec import Item
 from cwfed.reproduce.verdict import Cell, Pairs, judge, order_claim, parse
 
+STEP = 10
+"""Every so many rounds the curves are given in words."""
+
 
 def phases(item: Item, workshop: Workshop) -> Outcome:
     """Methods x settings in both phases, best round on test, with curves: of the runs that are finished."""
@@ -51,6 +54,7 @@ def phases(item: Item, workshop: Workshop) -> Outcome:
     if panels:  # seeds may be finished, and no method with all of them
         result.pictures = {item.name: curves(panels)}
     result.notes = [f"{BEST_ROUND} The paper's number stands beside the phase on which the method is reported."]
+    result.notes += [by_round(group) for group, _ in panels]
     if missing := [f"{title}: {', '.join(labels)}" for title, labels in lacking.items() if labels]:
         result.notes.append(f"Not run (or not to the end): {'; '.join(missing)}.")
     return result
@@ -63,6 +67,19 @@ def _cell(method: Method | None, phase: Phase, judged: Cell | None) -> Cell:
     if judged is not None and method.phase == phase:
         return judged
     return Cell(spread([100 * (run.summary.accuracy.of(phase).best or 0.0) for run in method.records]))
+
+
+def by_round(group: Group) -> str:
+    """The curves in words: each method's accuracy in its reported phase, every tenth round that was evaluated (or in each, of a short run)."""
+    found = [(method, method.series("accuracy")) for method in group.methods]
+    evaluated = sorted({int(x) for _, series in found for x in series.x})
+    chosen = [number for number in evaluated if number % STEP == 0] or evaluated
+    texts = []
+    for method, series in found:
+        at = dict(zip(map(int, series.x), series.y, strict=True))
+        values = ", ".join(f"{at[number]:.1f}" if number in at else "–" for number in chosen)
+        texts.append(f"{method.label} ({PHASE_WORDS[method.phase]}) {values}")
+    return f"{group.title}, after rounds {', '.join(map(str, chosen))}: {'; '.join(texts)}."
 
 
 def curves(panels: Sequence[tuple[Group, dict[str, float]]]) -> Figure:
