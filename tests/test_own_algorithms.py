@@ -187,7 +187,7 @@ class ByNumber(FedAvg):
 
 def test_a_state_that_cannot_be_saved_is_refused_before_round_1(tmp_path):
     config = small(f"algorithm.name={__name__}:ByNumber", "train.rounds=1")
-    with pytest.raises(RunError, match="server/seen cannot be saved: its key 0 is no text"):
+    with pytest.raises(RunError, match="server/seen cannot be saved: its key 0 is not a text"):
         session.run(config, tmp_path / "run")
     assert not RunFolder(tmp_path / "run").exists
 

@@ -202,13 +202,13 @@ def test_a_simulation_that_was_broken_off_goes_on_with_the_same_bits(name, tmp_p
 def test_a_model_is_made_once_for_the_evaluation_after_a_round_and_the_training_of_the_next(tmp_path, monkeypatch):
     config = small("run.engine=loop", "train.rounds=3", "data.clients=3", "data.samples=300")
     _, strategy, grid = as_simulated(config, tmp_path)
-    made, send = Counter(), CwFedAvg.send
+    made, send = Counter(), CwFedAvg.send_each
 
-    def counted(self, state, client):
-        made.update([client] if self is strategy.algorithm else [])
-        return send(self, state, client)
+    def counted(self, state, clients):
+        made.update(clients if self is strategy.algorithm else [])
+        return send(self, state, clients)
 
-    monkeypatch.setattr(CwFedAvg, "send", counted)
+    monkeypatch.setattr(CwFedAvg, "send_each", counted)
     carry_out(strategy, grid)
     assert made == dict.fromkeys(range(3), 1 + 3)  # before the first round and after each of the three
 

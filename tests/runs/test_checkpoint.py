@@ -29,7 +29,7 @@ def test_a_tree_comes_back_bit_for_bit(tmp_path):
     [
         ({"server": {"n": np.int64(3)}}, "server/n cannot be saved: .* of the type int64"),
         ({"server": [1.5, {2}]}, "server/1 cannot be saved: .* of the type set"),
-        ({"server": {"by client": {0: torch.zeros(2)}}}, "server/by client cannot be saved: its key 0 is no text"),
+        ({"server": {"by client": {0: torch.zeros(2)}}}, "server/by client cannot be saved: its key 0 is not a text"),
     ],
 )
 def test_what_would_not_come_back_is_not_saved(tree, says, tmp_path):

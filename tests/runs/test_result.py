@@ -194,7 +194,7 @@ def test_data_of_torch_and_data_that_come_split():
     ):
         cwfed.run(SMALL, data="digits")
     table = pytest.importorskip("pandas").DataFrame({"x": [1.0], "y": [0]})
-    with pytest.raises(DataError, match=r"data = DataFrame is neither .* \(table\[features\]\.to_numpy"):
+    with pytest.raises(DataError, match=r"data = DataFrame is neither .*data=\(table\[features\]\.to_numpy"):
         cwfed.run(SMALL, data=table)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2, 3), torch.arange(2)))
     with pytest.raises(DataError, match=r"data = DataLoader is neither .* data=loader.dataset"):

@@ -44,7 +44,7 @@ def portray(simulation: Simulation, after: Progress, participants: Sequence[int]
         return None
     classes = simulation.algorithm.class_models(after.server).get(name)
     mixture: list[list[float] | None] | None = None
-    is_uploaded = name in simulation.algorithm.uploaded(tuple(stack), simulation.task)
+    is_uploaded = name in simulation.algorithm.uploaded(tuple(simulation.initial), simulation.task)
     found = is_uploaded and 0 < len(participants) <= most and mixing.unmix(handed_out, stack[name].double())
     if found:
         mixture = [_digits(row) if is_one else None for row, is_one in zip(*found, strict=True)]

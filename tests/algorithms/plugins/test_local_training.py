@@ -79,14 +79,14 @@ def test_each_part_is_fixed_while_the_other_is_trained_and_wdr_acts_on_the_head_
     for wdr in (0, 5):
         simulation = Simulation(small("algorithm.name=cwfedavg+head_first", f"algorithm.wdr={wdr}", *TINY))
         bench, seen = simulation.engine.tasks.worker, []
-        make = bench._make
+        make = bench._make_pass
 
         def watched(*given, make=make, seen=seen, bench=bench):
             done = make(*given)
             seen.append({name: w.detach().clone() for name, w in bench.params.items()})
             return done
 
-        bench._make = watched
+        bench._make_pass = watched
         state, visit = simulation.first_state(), simulation.visit(0, {})
         out = {n: torch.empty(1, *w.shape) for n, w in simulation.initial.items()}
         simulation.engine.visit(1, state, [visit], out)
