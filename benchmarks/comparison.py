@@ -1,4 +1,4 @@
-"""All methods on a fifth of CIFAR-10 and CIFAR-100: the runs, and from them the tables and pictures of docs/comparison.md.
+"""All methods on a fifth of CIFAR-10 and CIFAR-100, and the leading ones on another split: the runs, and from them tables and pictures in docs/.
 
     python benchmarks/comparison.py FOLDER [cifar100] [--jobs 2] [--publish]
 
@@ -41,16 +41,23 @@ METHODS = (
     "fedavg+prior", "cwfedavg+prior", "fedavg+balanced", "fedavg+owners+prior", "fedavg+balanced+owners:owners=updates", "fedavg+balanced+owners",
     "fedavg+balanced+head_first+owners", "fedavg+balanced+dbe+owners", "fedavg+balanced+fedopt+owners",
     "fedavg+balanced+fedopt+owners:server_momentum=0.5", "fedavg+balanced+fedopt+head_first+owners:server_momentum=0.5",
-    "fedavg+fedopt+prior:server_momentum=0.5", "fedrep+fedopt:server_momentum=0.5",
+    "fedavg+fedopt+prior:server_momentum=0.5", "fedrep+fedopt:server_momentum=0.5", "fedala+fedopt:server_momentum=0.5",
 )  # fmt: skip
 """FedBN is not here: the CNN has no norm layer, so it would be FedAvg. `fedavg-ft` is `fedavg` after training."""
+FINALISTS = (
+    "local", "fedavg", "fedavg+prior", "cwfedavg", "cwfedavg:wdr=250", "cwfedavg:wdr=500", "fedamp", "fedrep", "fedala", "fedpac", "fedproto", "feddbe",
+    "fedavg+balanced+owners", "fedavg+balanced+head_first+owners", "fedavg+balanced+fedopt+owners:server_momentum=0.5",
+    "fedavg+balanced+fedopt+head_first+owners:server_momentum=0.5", "fedavg+fedopt+prior:server_momentum=0.5",
+    "fedrep+fedopt:server_momentum=0.5", "fedala+fedopt:server_momentum=0.5",
+)  # fmt: skip
+"""Who leads on the other settings, the controls and the paper's method."""
 BEST, SEEDS = 10, (0, 1, 2)
 CONTROLS = ("fedavg", "fedavg+prior", "cwfedavg")
 """What one local epoch does, what a histogram does, and the paper's method: with as many seeds as the best."""
-PLACE = re.compile(r"<!-- (comparison|search): (\w+) -->.*?<!-- end -->", re.DOTALL)
+PLACE = re.compile(r"<!-- (comparison|search): ([\w-]+) -->.*?<!-- end -->", re.DOTALL)
 """Where a table stands on a page: of all methods, or of the search for a class-wise method that leads."""
 SEARCHED = (
-    "cwfedavg", "fedavg", "fedavg+prior", "feddbe", "fedala", "gpfl", "fedcp", *(m for m in METHODS if "+" in m and m != "fedavg+prior"),
+    "cwfedavg", "fedavg", "fedavg+prior", "feddbe", "fedala", "gpfl", "fedcp", "fedrep", "fedpac", "fedproto", *(m for m in METHODS if "+" in m and m != "fedavg+prior"),
 )  # fmt: skip
 """The paper's method, the controls, who leads elsewhere, and the candidates."""
 
@@ -63,6 +70,7 @@ class Setting(NamedTuple):
     options: dict[str, str]
     """What some method needs here: behind its name."""
     sets: tuple[str, ...]
+    methods: tuple[str, ...] = METHODS
 
     def named(self, method: str) -> str:
         return method + self.options.get(method.partition("+")[0], "")
@@ -86,6 +94,13 @@ SETTINGS = {
         "examples/cifar100-dirichlet.toml",
         {"cwfedavg": ":wdr=50", "ifca": ":k=8"},
         (*COMMON, "train.rounds=20"),
+    ),
+    "cifar100-pathological": Setting(
+        "CIFAR-100, 12,000 samples, 10 classes per client, 20 rounds",
+        "examples/cifar100-dirichlet.toml",
+        {"cwfedavg": ":wdr=50"},
+        (*COMMON, "train.rounds=20", "data.partition=pathological", "data.classes_per_client=10"),
+        FINALISTS,
     ),
 }
 """The weight of WDR was picked on held-out data (docs/beyond.md), once for all methods that have it: on CIFAR-10 the paper's, on CIFAR-100 a tenth of it."""
@@ -179,18 +194,18 @@ def record(name: str, label: str, run: Path, seed: int) -> Record:
 
 def finished(name: str, folder: Path) -> list[Record]:
     """The records of the runs in a folder that are done."""
-    planned = plans(SETTINGS[name], METHODS, SEEDS, folder)
+    planned = plans(SETTINGS[name], SETTINGS[name].methods, SEEDS, folder)
     return [record(name, one.label, one.folder, one.seed) for one in planned if one.is_done]
 
 
 def missing(name: str, folder: Path, known: Sequence[Record]) -> list[Planned]:
     """What is to be run: seed 0 of all, and when that is there, the other seeds of the best and of the controls."""
     setting, keys = SETTINGS[name], {one.key for one in known}
-    wanted = plans(setting, METHODS, SEEDS[:1], folder)
-    named = {setting.named(method): method for method in METHODS}
+    wanted = plans(setting, setting.methods, SEEDS[:1], folder)
+    named = {setting.named(method): method for method in setting.methods}
     # seed 0 alone says who is best: with more seeds others might be, and the list would grow with every run
     rows = table_rows(name, [one for one in known if one.seed == SEEDS[0] and one.method in named])
-    if len(rows) == len(METHODS):
+    if len(rows) == len(setting.methods):
         chosen = dict.fromkeys([*(named[row.method] for row in rows[:BEST]), *CONTROLS])
         wanted = plans(setting, chosen, SEEDS[1:], folder)
     return [one for one in wanted if (name, one.label, one.seed) not in keys and not one.is_done]
@@ -336,7 +351,7 @@ def publish(name: str, folder: Path) -> None:
         path, text = DOCS / f"{page}.md", f"<!-- {what}: {name} -->\n\n{table}\n<!-- end -->"
         path.write_text(filled(path.read_text(encoding="utf-8"), name, text), encoding="utf-8")
     draw(setting.title, rows).savefig(DOCS / f"compare-{name}.png", dpi=110)
-    done = {(one.label, one.seed): one.folder for one in plans(setting, METHODS, SEEDS, folder) if one.is_done}
+    done = {(one.label, one.seed): one.folder for one in plans(setting, setting.methods, SEEDS, folder) if one.is_done}
     if place := done.get((rows[0].method, 0)):
         shutil.copy(place / "manifest.json", DOCS / "manifests" / f"compare-{name}.json")
     print(as_table(setting, rows))
