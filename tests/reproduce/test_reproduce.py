@@ -271,7 +271,7 @@ def test_what_is_beyond_the_paper_is_judged_from_the_runs_that_are_there(everyth
     of_fedala = [run for run in found["runs"] if "fedala" in run]
     assert len(found["runs"]) == 5
     assert of_fedala == ["cifar100/fedala/seed-0"]
-    with pytest.raises(RunError, match="beyond needs 56 runs that are not finished"):
+    with pytest.raises(RunError, match="beyond needs 64 runs that are not finished"):
         judge(find("beyond"), Workshop("smoke", folder / "nothing"))
 
 
