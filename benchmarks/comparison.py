@@ -351,7 +351,9 @@ def publish(name: str, folder: Path) -> None:
         path, text = DOCS / f"{page}.md", f"<!-- {what}: {name} -->\n\n{table}\n<!-- end -->"
         path.write_text(filled(path.read_text(encoding="utf-8"), name, text), encoding="utf-8")
     draw(setting.title, rows).savefig(DOCS / f"compare-{name}.png", dpi=110)
-    done = {(one.label, one.seed): one.folder for one in plans(setting, setting.methods, SEEDS, folder) if one.is_done}
+    done = {
+        (one.label, one.seed): one.folder for one in plans(setting, setting.methods, SEEDS, folder) if one.is_done
+    }
     if place := done.get((rows[0].method, 0)):
         shutil.copy(place / "manifest.json", DOCS / "manifests" / f"compare-{name}.json")
     print(as_table(setting, rows))

@@ -59,6 +59,7 @@ OWN = {
     "feduv": "lambda=0.1,0.5",
     "gpfl": "lambda=0.0001,0.01",
     "ifca": "k=2,4",
+    "moon": "mu=0.1,1,5",
     "pfedme": "lambda=15,50",
 }
 """One setting of the method beside the learning rate: that which its paper tunes."""

@@ -97,7 +97,8 @@ class Method:
         if beside:
             return beside[1], beside[2]
         found = re.fullmatch(r"(.*), (?:\w+ )?(\d{4})\.", rest)
-        own = found and _slug(first).startswith(vars(self.cls).get("name", "-"))
+        known_as = vars(self.cls).get("name", vars(self.cls).get("plugin", "-"))
+        own = found and _slug(first).startswith(known_as)
         return (found[1], found[2]) if found and own else ("", "–")
 
     @property
@@ -115,7 +116,15 @@ class Method:
         """What stays with a client, in words."""
         if getattr(self.algorithm, "norms", ()) and not self.kept:
             return "norm layers (the reference CNN has none)"
-        return self.words(self.kept)
+        return self.words(self.kept) + self.remembered
+
+    @property
+    def remembered(self) -> str:
+        """What it keeps besides tensors of the network, in words."""
+        found = self.algorithm.remember(Start(self.network))
+        models, more = divmod(sum(prod(tensor.shape) for tensor in found.values()), PLAIN.sizes.model)
+        said = ["", ", and as much again", ", and twice as much again"][models]
+        return said + (f", and {_numbers(more)} more" if more else "")
 
     def words(self, names: Iterable[str]) -> str:
         """Tensors in words."""

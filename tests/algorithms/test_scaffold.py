@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from cwfed.core.errors import ConfigError
 from cwfed.core.types import Output, Task, Uploads
 from cwfed.federation.simulation import Simulation
 from tests.algorithms.helpers import tiny
-from tests.conftest import finish, leaves
+from tests.conftest import finish, leaves, small
 
 TASK = Task(4, 2, {"layer": ("w",)}, "layer")
 
@@ -75,7 +77,7 @@ def test_who_sits_out_keeps_its_control_variate():
         SENT + "w": torch.tensor([5.0]),
         CORRECTION + "w": torch.tensor([1.5]),
     }
-    state = {"model": {"w": torch.zeros(1)}, "control": {"w": torch.tensor([0.25])}, "clients": 4}
+    state = {"model": {"w": torch.zeros(1)}, "control": {"w": torch.tensor([0.25])}}
     assert float(begun(state, 0, own).notes[CORRECTION + "w"]) == pytest.approx(3.5 - 0.25)
 
 
@@ -111,12 +113,99 @@ def test_on_quadratics_its_fixed_point_is_the_optimum_and_fedavgs_is_not():
         assert float(state["model"]["w"]) == pytest.approx(expected, abs=1e-6), algorithm
 
 
+def test_c_is_the_mean_of_the_c_i_over_all_clients_by_hand():
+    """Clients of 6, 2 and 4 samples. Round 1, of 0 and 1, which send +3 and -1: n is 3 * (6 + 2) / 2 = 12, c = (6 * 3 - 2 * 1) / 12.
+    Round 2, of 1 and 2, which send +6 and +2: n is 12 now that all are known, c = (16 + 2 * 6 + 4 * 2) / 12 = 3.
+    Round 3, of 0 and 2, which send -2 and -4: c = (36 - 6 * 2 - 4 * 4) / 12 = 2 / 3, and the c_i are 1, 5 and -2.
+    """
+    sizes, c_i = (6, 2, 4), [0.0, 0.0, 0.0]
+    method, zero = Scaffold(), {"w": torch.zeros(1, dtype=torch.float64)}
+    state = method.init(lambda _: zero, Task(3, 2, {"layer": ("w",)}, "layer"))
+    for sent, c in (({0: 3, 1: -1}, 16 / 12), ({1: 6, 2: 2}, 3.0), ({0: -2, 2: -4}, 2 / 3)):
+        for client, change in sent.items():
+            c_i[client] += change
+        changes = {CONTROL + "w": torch.tensor([[float(change)] for change in sent.values()], dtype=torch.float64)}
+        models = {"w": torch.zeros(2, 1, dtype=torch.float64)}
+        state = method.aggregate(state, Uploads(tuple(sent), models, torch.tensor([sizes[i] for i in sent]), changes))
+        assert float(state["control"]["w"]) == pytest.approx(c)
+    assert c_i == [1, 5, -2]
+
+
+def test_clients_of_unequal_size_that_sit_out_find_the_optimum_too():
+    """Losses a (w - b)^2 / 2, two of six clients a round: the optimum is sum n a b / sum n a, whoever comes together with whom."""
+    sizes, a, b = (10, 1, 1, 4, 2, 1), (1.0, 4.0, 2.0, 0.5, 3.0, 1.5), (1.0, -1.0, 2.0, -3.0, 0.5, 4.0)
+    method, first, draws = Scaffold(), {"w": torch.zeros(1, dtype=torch.float64)}, random.Random(0)
+    state = method.init(lambda _: first, Task(6, 2, {"layer": ("w",)}, "layer"))
+    kept = [first | {COUNT: torch.zeros((), dtype=torch.float64)}] * 6
+    for _ in range(1500):
+        clients = sorted(draws.sample(range(6), 2))
+        models, changes = [], []
+        for i in clients:
+            start = begun(state, i, kept[i])
+            y = start.params["w"]
+            for _ in range(2):
+                y = y - 0.1 * (a[i] * (y - b[i]) - start.notes[CORRECTION + "w"])
+            trained = {"w": y, COUNT: torch.tensor(0.2, dtype=torch.float64)}
+            changes.append(method.finish(trained, start, Client())[CONTROL + "w"])
+            models.append(y)
+            kept[i] = trained | method.remember(start)
+        counts = torch.tensor([sizes[i] for i in clients])
+        sent = {CONTROL + "w": torch.stack(changes)}
+        state = method.aggregate(state, Uploads(tuple(clients), {"w": torch.stack(models)}, counts, sent))
+    optimum = sum(n * x * y for n, x, y in zip(sizes, a, b, strict=True)) / sum(
+        n * x for n, x in zip(sizes, a, strict=True)
+    )
+    assert float(state["model"]["w"]) == pytest.approx(optimum, abs=1e-3)
+
+
+def test_a_long_change_of_c_is_bounded_like_a_long_update(monkeypatch):
+    """One client in six sends 100 everywhere: with the norm bound the others go on learning."""
+    plain = Scaffold.finish
+
+    def hostile(self, params, start, data):
+        found = plain(self, params, start, data)
+        return {name: torch.full_like(c, 100.0) for name, c in found.items()} if data.class_counts[9] else found
+
+    settings = ("algorithm.name=scaffold", "run.engine=loop", "train.rounds=8", "guard.norm_bound=2")
+    _, honest = finish(Simulation(small(*settings)))
+    monkeypatch.setattr(Scaffold, "finish", hostile)
+    _, attacked = finish(Simulation(small(*settings)))
+    assert attacked[0].scaled_back
+    assert not attacked[-1].refused
+    assert attacked[-1].received.accuracy > honest[-1].received.accuracy - 0.15
+    _, unbounded = finish(Simulation(small(*settings[:-1])))
+    assert unbounded[-1].received.accuracy < honest[-1].received.accuracy - 0.3
+
+
+def test_k_eta_is_counted_under_differential_privacy_and_not_under_a_term_that_would_pull_it_back():
+    settings = ("privacy.dp=sample", "privacy.dp_noise=1", "train.rounds=2", "train.batch_size=10", "run.engine=loop")
+    simulation = Simulation(small("algorithm.name=scaffold", *settings))
+    ended, _ = finish(simulation)
+    for client, own in ended.kept.items():
+        steps = len(simulation.federation.shards[client].train) // 10
+        assert float(own[COUNT]) == pytest.approx(steps * simulation.engine.job.how.lr, rel=1e-4)
+    with pytest.raises(ConfigError, match="its number of steps is a tensor of the network"):
+        Simulation(small("algorithm.name=scaffold+prox"))
+
+
+def test_coarse_norms_would_hide_nothing():
+    with pytest.raises(ConfigError, match="would hide nothing: scaffold also sends how the output layer moved"):
+        Simulation(small("algorithm.name=scaffold", "privacy.norms=coarse"))
+
+
+def test_all_clients_are_measured_on_one_model():
+    state = Scaffold().init(lambda _: {"w": torch.zeros(1)}, TASK)
+    models = [Scaffold().personal(Scaffold().send(state, client), None, Client()) for client in range(2)]
+    assert models[0] is models[1]
+    assert COUNT not in Scaffold().newcomer(state)
+
+
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_the_first_round_is_fedavg(engine):
     settings = (f"run.engine={engine}", "train.rounds=1", "train.participation=0.7", "train.client_dropout=0.2")
     ours, (event,) = finish(Simulation(tiny("algorithm.name=scaffold", *settings)))
     plain, (expected,) = finish(Simulation(tiny("algorithm.name=fedavg", *settings)))
-    assert leaves(ours.server["model"]) == leaves(plain.server["model"])
+    assert leaves(Scaffold().newcomer(ours.server)) == leaves(plain.server["model"])
     assert event.received.right == expected.received.right  # vmap measures a model that all share in other batches
     for c in ours.server["control"].values():
         assert c.abs().sum() > 0

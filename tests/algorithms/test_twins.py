@@ -659,6 +659,69 @@ class Programme(CwFedAvg):
         self.last, self.rows = trained, {c: self.said[c] for c in trained}
 
 
+class Scaffold(FedAvg):
+    def begin(self):
+        self.c = {n: torch.zeros_like(w) for n, w in self.server.items()}
+        self.of = dict.fromkeys(CLIENTS, self.c)
+
+    def train(self, c, t):
+        received = p = self.receive(c, t)
+        plan = self.run.batches(c, t)
+        for x, y in plan:
+            found = gradients(p, ALL, lambda q, x=x, y=y: self.loss(c, q, x, y))
+            p = {n: p[n] - LR * (g - self.of[c][n] + self.c[n]) for n, g in found.items()}
+        moved = LR * len(plan)
+        self.of[c] = {n: self.of[c][n] - self.c[n] + (received[n] - p[n]) / moved for n in ALL}
+        return p
+
+    def aggregate(self, t, trained):
+        super().aggregate(t, trained)
+        known = [self.weight(c) for c in self.seen]
+        total = len(CLIENTS) * sum(known) / len(known)
+        self.c = {n: sum(self.weight(c) * self.of[c][n] for c in self.seen) / total for n in ALL}
+
+
+class Moon(FedAvg):
+    def begin(self):
+        self.last = dict.fromkeys(CLIENTS, self.run.initial)
+
+    def train(self, c, t):
+        received, last = self.receive(c, t), self.last[c]
+
+        def loss(c, q, x, y):
+            z = unit(features(q, x))
+            near, far = ((z * unit(features(p, x))).sum(1) / self.o["tau"] for p in (received, last))
+            contrast = -(near.exp() / (near.exp() + far.exp())).log().mean()
+            return self.loss(c, q, x, y) + self.o["mu"] * contrast
+
+        self.last[c] = self.sgd(c, received, ALL, self.run.batches(c, t), loss=loss)
+        return self.last[c]
+
+
+class Momentum(FedAvg):
+    def begin(self):
+        self.m = {n: torch.zeros_like(w) for n, w in self.server.items()}
+
+    def aggregate(self, t, trained):
+        before, after = self.server, self.mean(trained)
+        self.m = {n: 0.5 * self.m[n] + after[n] - before[n] for n in ALL}
+        self.server = {n: before[n] + self.m[n] for n in ALL}
+
+
+class Yogi(FedAvg):
+    def begin(self):
+        self.m = {n: torch.zeros_like(w) for n, w in self.server.items()}
+        self.v = {n: torch.full_like(w, 1e-6) for n, w in self.server.items()}
+
+    def aggregate(self, t, trained):
+        before, after = self.server, self.mean(trained)
+        for n in ALL:
+            d = after[n] - before[n]
+            self.m[n] = 0.9 * self.m[n] + 0.1 * d
+            self.v[n] = self.v[n] - 0.01 * d**2 * (self.v[n] - d**2).sign()
+        self.server = {n: before[n] + 0.01 * self.m[n] / (self.v[n].sqrt() + 1e-3) for n in ALL}
+
+
 class Plugged(FedAvg):
     """FedAvg with balanced, offset, owners and tune."""
 
@@ -692,11 +755,12 @@ TWINS = [
     ("fedpac", FedPAC, ()), ("fedala", FedALA, ("train.rounds=5", "algorithm.most_epochs=12")), ("fedcp", FedCP, ()), ("gpfl", GPFL, ("algorithm.lambda=0.1",)),
     ("feddbe", FedDBE, ()), ("fedas", FedAS, ()), ("fedcac", FedCAC, ("algorithm.beta=3", "train.rounds=5")), ("feduv", FedUV, ()), ("fedfomo", FedFomo, ()),
     ("fedamp", FedAMP, ()), ("ifca", IFCA, ()), ("cfl", CFL, SPLITS), ("fednh", FedNH, ()), ("cwfedavg", CwFedAvg, ()), ("cwfedavg+programme", Programme, ()),
-    ("fedavg+balanced+offset+owners+tune", Plugged, ("algorithm.owners=updates",)),
+    ("scaffold", Scaffold, ()), ("moon", Moon, ()), ("fedavg+fedopt", Momentum, ("algorithm.server_momentum=0.5",)),
+    ("fedavg+fedopt", Yogi, ("algorithm.server=yogi", "algorithm.server_lr=0.01")), ("fedavg+balanced+offset+owners+tune", Plugged, ("algorithm.owners=updates",)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "kind", "settings"), TWINS, ids=[name for name, *_ in TWINS])
+@pytest.mark.parametrize(("name", "kind", "settings"), TWINS, ids=[kind.__name__ for _, kind, _ in TWINS])
 def test_every_client_s_models_are_those_of_the_twin(name, kind, settings):
     run = Run(f"algorithm.name={name}", *settings)
     twin, compared = kind(run), 0

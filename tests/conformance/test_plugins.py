@@ -45,6 +45,8 @@ COMBINATIONS = {
     "cwfedavg+bn": [f"model.name={__name__}:normed"],
     "fedrep+prox": [],
     "fedavg+dbe+head_first+owners+prior": [],
+    "scaffold+prior": [],
+    "moon+fedopt": ["algorithm.server_momentum=0.5"],
     "fedrod+fedopt": ["algorithm.server=adam", "algorithm.server_lr=0.01"],
     "fedprox+balanced+head_first+owners": ["algorithm.owners=updates", "algorithm.class_cap=0.5"],
     "fedala+fedopt+offset+owners+prior": ["algorithm.most_epochs=3", "algorithm.server=yogi"],

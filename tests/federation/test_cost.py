@@ -47,7 +47,7 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         "fedcp": (once + 7 * 527_360,) * 2,  # the policy: 512 x 1024 weights, 1024 biases, and a norm layer's 2048
         "gpfl": (once + 7 * (527_360 + 5_120 - 5_130),) * 2,  # the valve and ten embeddings; the head stays
         "fedbabu": (once - 7 * 5_130, once - 7 * 5_130),
-        "scaffold": (2 * once, 2 * once),  # a control variate each way
+        "scaffold": (2 * once + 7, 2 * once),  # a control variate each way, and a number that counts steps
         "lg-fedavg": (7 * 5_130, 7 * 5_130),  # nothing else travels
         "feddbe": (once + 7 * 513, once + 7 * 512),  # a mean feature each way, and whether there is one
     }

@@ -16,7 +16,8 @@ from cwfed.report.finished import read_run
 from cwfed.reproduce import Workshop, find, items, judge, runner
 from cwfed.reproduce.both_phases import phases
 from cwfed.reproduce.paper_tables import models_sent
-from cwfed.runs import archive
+from cwfed.runs import archive, session
+from cwfed.runs.folder import RunFolder
 from tests.test_cli import cwfed
 
 OF_THE_PAPER = [item.name for item in items().values() if not item.beyond]
@@ -169,6 +170,23 @@ def test_finished_runs_may_be_archives(everything, tmp_path):
     assert "seed-0.cwfed holds another experiment: train.lr" in refused
     longer = Workshop("smoke", tmp_path, changes=["train.rounds=3"])  # without checkpoints nothing can be added
     assert {job.state for job in longer.jobs(find("ag-news"))} == {"new"}
+    (job, *_) = longer.jobs(find("ag-news"))
+    session.run(job.config, job.folder)  # longer, and beside the archive, which stays what the shorter table is of
+    assert job.state == "finished"
+    assert job.place == job.folder
+    (again,) = json.loads(cwfed(*args, "--no-run", cwd=folder).stdout)
+    assert again | {"runs": []} == before | {"runs": []}
+
+
+def test_a_run_that_patience_ended_is_finished(tmp_path):
+    item = find("ag-news").part([], ["FedAvg"])
+    changes = ["train.rounds=12", "run.patience=1", "data.validation=0.2", "train.lr=1e-6"]
+    workshop = Workshop("smoke", tmp_path, changes=changes)
+    workshop.carry_out(item, lambda job: lambda event: None)
+    (job,) = workshop.jobs(item)
+    assert 0 < RunFolder(job.folder).rounds_done() < 12
+    assert job.state == "finished"
+    assert judge(item, workshop).rows
 
 
 def test_a_damaged_run_is_named_with_what_to_do(everything, tmp_path):

@@ -311,7 +311,7 @@ def test_a_run_that_does_not_begin_leaves_nothing(tmp_path):
     with pytest.raises(RunError, match="holds no run to resume"):
         session.run(None, tmp_path / "typo", resume=True)
     with pytest.raises(ConfigError, match="only 1797 samples"):
-        session.run(all_digits("data.clients=2000"), tmp_path / "new")
+        session.run(all_digits("data.clients=2000"), tmp_path / "new" / "below" / "new")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(RunError, match="do not belong to a run of cwfed"):
@@ -330,6 +330,16 @@ def test_a_lock_that_was_removed_since_it_was_opened_is_none(tmp_path, monkeypat
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(RunError, match="in use by another process"), folder.locked():
         pass
+
+
+def test_a_lock_that_is_removed_while_it_is_opened_is_made_again(tmp_path, monkeypatch):
+    """It is then this process's own, which takes it away where no run begins."""
+    folder, name = RunFolder(tmp_path), tmp_path / ".lock"
+    name.touch()
+    monkeypatch.setattr(files, "check_regular", lambda path: path.unlink())
+    with folder.locked():
+        assert name.exists()
+    assert not name.exists()
 
 
 def test_other_data_behind_the_same_config_are_noticed(tmp_path):

@@ -175,4 +175,7 @@ class Algorithm(Protocol[S]):
         """The extras: tensors that the client uploads besides its model."""
 
     def remember(self, start: Start) -> Params:
-        """Tensors that a client keeps besides those of its model; they are in its next `own`."""
+        """Tensors that a client keeps besides those of its model; they are in its next `own`.
+
+        It is also asked with a start that has parameters alone, for names and shapes, by which what is kept is checked on resume.
+        """

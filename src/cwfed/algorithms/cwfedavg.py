@@ -132,6 +132,8 @@ class CwFedAvg(FedAvg):
         return Download((self.personal_model(state, state["prior"][client]),))
 
     def send_each(self, state: Any, clients: Sequence[int]) -> list[Download]:
+        if type(self).personal_model is not CwFedAvg.personal_model:
+            return [self.send(state, client) for client in clients]
         return [Download((model,)) for model in self._personal_models(state, state["prior"][list(clients)])]
 
     def extras_spec(self, model: Params, task: Task) -> dict[str, ExtraSpec]:

@@ -35,6 +35,7 @@ class FedProx(FedAvg):
         "loss": "its term is added to FedAvg's loss, and this one has a loss of its own",
         "fedamp": "its clients have a pull of their own, towards another model",
         "local": "its clients receive no model that they could be held near",
+        "scaffold": "its number of steps is a tensor of the network, which the term would hold back",
         "fedproto": "its clients receive no model that they could be held near",
     }
 

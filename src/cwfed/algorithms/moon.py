@@ -6,7 +6,7 @@ the client's own model of its last round, both fixed:
     mu * mean over the batch of  -log  e^(cos(z, z_received) / tau) / (e^(cos(z, z_received) / tau) + e^(cos(z, z_previous) / tau))
 
 Limiting cases: mu = 0 is FedAvg bit for bit. In a client's first round its previous model is the initial one; where that is what it received, the term is mu log 2 and has no
-gradient, so round 1 is FedAvg.
+gradient, so round 1 is FedAvg but for rounding.
 
 The original puts a projection of two layers between features and output layer; here, as in other comparisons, all methods have the same network.
 """

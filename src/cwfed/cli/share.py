@@ -43,7 +43,11 @@ def export(
         targets = {path: (place / path.relative_to(run)).with_name(f"{path.name}{archive.ENDING}") for path in done}
         for path in found:
             if path not in targets and not archive.is_archive(path):
-                out.print(escape(f"left out: {path} is not finished; {go_on(path)} resumes it"), highlight=False, soft_wrap=True)
+                out.print(
+                    escape(f"left out: {path} is not finished; {go_on(path)} resumes it"),
+                    highlight=False,
+                    soft_wrap=True,
+                )
         if not targets:
             raise RunError(f"{run} has no finished run: there is no result to share")
     for path, target in targets.items():

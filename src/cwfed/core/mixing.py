@@ -58,6 +58,8 @@ def averages(stack: Params, weights: Tensor) -> list[Params]:
     So it is a product of the stack with one row at a time, and not with the matrix of all rows, whose last bits are others.
     """
     models: list[Params] = [{} for _ in weights]
+    if not models:
+        return []
     rounded = {dtype: weights.to(dtype).unbind() for dtype in {w.dtype for w in stack.values()}}
     for name, w in stack.items():
         pieces = [piece.T for piece in torch.split(rows(w), COLUMNS, 1)]

@@ -291,6 +291,8 @@ class ExtraSpec(NamedTuple):
     high: float = LARGEST
     counts_samples: bool = False
     """Whether its numbers must add up to the client's number of training samples."""
+    is_update: bool = False
+    """Whether `guard.norm_bound` bounds its length (of all such tensors of a client together), as it does that of the model's update."""
 
 
 @dataclass(frozen=True)

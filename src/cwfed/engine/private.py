@@ -74,8 +74,8 @@ class PrivateWorker(ClientWorker):
 
     @property
     def _trained(self) -> Params:
-        """The tensors that move in this pass."""
-        return {name: p for name, p in self.params.items() if p.requires_grad}
+        """The network's own tensors that move in this pass: what is attached to it takes no part in what it computes."""
+        return {name: self.params[name] for name in self._own_names if self.params[name].requires_grad}
 
     def epochs(
         self, own: Indices, when: When, index: int, one: Pass, client: int, round_: int, how: LocalTraining
@@ -96,7 +96,9 @@ class PrivateWorker(ClientWorker):
         pulls: Sequence[Tensor | None] = [None] * len(leaves)
         if penalty.requires_grad:
             pulls = torch.autograd.grad(penalty, leaves, allow_unused=True)
-        steps = [g / size if pull is None else g / size + pull for g, pull in zip(sums, pulls, strict=True)]
+        mean = {id(p): g / size for p, g in zip(self._trained.values(), sums, strict=True)}
+        own = [mean.get(id(leaf)) for leaf in leaves]
+        steps = [pull if g is None else g if pull is None else g + pull for g, pull in zip(own, pulls, strict=True)]
         return losses.sum() / size, penalty, steps
 
     def per_sample(self, inputs: Tensor, labels: Tensor) -> tuple[list[Tensor], Tensor]:

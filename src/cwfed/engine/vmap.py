@@ -99,7 +99,10 @@ class Vmap:
         self._lookups = lookups(self._worker.model, self.federation.data.inputs)
         if not self.how.is_plain or overrides(self.algorithm, "loss", "passes"):
             self._lookups.clear()  # every row of an embedding may move
-        self._together = max(1, min(TOGETHER, MEMORY // nbytes(self._worker.params)))
+        self._together, self._measured = (
+            max(1, min(TOGETHER, MEMORY // (models * nbytes(self._worker.params))))
+            for models in (1, 2)  # measuring, a client has up to two rows on average, and a row holds a model
+        )
         self._answers = vmap(self._forward)
         self._steps: dict[Pass, Traced] = {}
         self._judge = Traced(self._answer_and_compare)
@@ -449,8 +452,8 @@ class Vmap:
 
     def measure(self, candidates: Sequence[Candidate], round_: int = 0, state: Any = None) -> list[Score]:
         scores, call = [], Call("measure", round_, state)
-        for at in range(0, len(candidates), self._together):
-            chosen = candidates[at : at + self._together]
+        for at in range(0, len(candidates), self._measured):
+            chosen = candidates[at : at + self._measured]
             self._loop.prepare(state, (candidate.visit for candidate in chosen if candidate.model is None))
             models = [self._tasks.candidate(call, candidate) for candidate in chosen]
             if len({id(model) for model in models}) < len(models):  # shared models are measured in common batches

@@ -177,8 +177,11 @@ class Blueprint:
         if self.config.privacy.norms == "exact":
             return
         name, what = self.config.algorithm_name, f'privacy.norms = "{self.config.privacy.norms}"'
-        if "class_counts" in self.algorithm.extras_spec(self.initial, self.task):
+        extras = self.algorithm.extras_spec(self.initial, self.task)
+        if "class_counts" in extras:
             raise ConfigError(f"{what} would hide nothing: with these settings {name} sends its class counts")
+        if any(extra.endswith(self.task.output_weight) for extra in extras):
+            raise ConfigError(f"{what} would hide nothing: {name} also sends how the output layer moved")
         if self.task.output_weight not in self.algorithm.uploaded(tuple(self.initial), self.task):
             raise ConfigError(f"{what} blurs the uploaded output layer, and {name} uploads none")
 

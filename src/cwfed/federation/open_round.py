@@ -127,7 +127,8 @@ class OpenRound:
         """Let the algorithm aggregate what is good (`sent(client)` is the model that a client was sent). A round without any good
         update changes nothing."""
         uploads, self._uploads = self._uploads, None
-        self.closed = close(self.blueprint.algorithm, self.before.server, uploads, sent, self.config.guard)
+        updates = [name for name, form in self.blueprint.guard.extras_spec.items() if form.is_update]
+        self.closed = close(self.blueprint.algorithm, self.before.server, uploads, sent, self.config.guard, updates)
         self.refused |= self.closed.refused
         if self.refused and len(self.refused) == len(self.invited) - len(self.lost):
             self.in_vain = (*self.before.in_vain, next(iter(self.refused.values())))

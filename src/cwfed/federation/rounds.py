@@ -4,7 +4,7 @@ scores add up."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,9 +133,15 @@ class Closed:
 
 
 def close(
-    algorithm: FedAvg, server: Any, up: Uploads | None, sent: Callable[[int], Params], rules: GuardSection
+    algorithm: FedAvg,
+    server: Any,
+    up: Uploads | None,
+    sent: Callable[[int], Params],
+    rules: GuardSection,
+    updates: Collection[str] = (),
 ) -> Closed:
-    """Aggregate the updates that passed the guard; `sent(client)` is the model that a client was sent.
+    """Aggregate the updates that passed the guard; `sent(client)` is the model that a client was sent, `updates` names what comes beside a
+    model and is an update itself.
 
     No state is taken over that has a number that is not finite: who made it so is refused. Too few good updates change
     nothing.
@@ -144,8 +150,11 @@ def close(
     def attempt(some: Uploads) -> Closed:
         longer = list[int]()
         if rules.norm_bound:
-            models, longer = bounded(some.models, lambda row: sent(some.clients[row]), rules.norm_bound)
-            some = replace(some, models=models)
+            models, long = bounded(some.models, lambda row: sent(some.clients[row]), rules.norm_bound)
+            beside = {name: some.extras[name] for name in updates}
+            nothing = {name: torch.zeros_like(w[0]) for name, w in beside.items()}
+            beside, too = bounded(beside, lambda row: nothing, rules.norm_bound)
+            some, longer = replace(some, models=models, extras=some.extras | beside), sorted({*long, *too})
         scaled_back = [some.clients[row] for row in longer]
         state = algorithm.aggregate(server, some)
         if not isinstance(state, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
@@ -50,7 +51,14 @@ def phases(item: Item, workshop: Workshop) -> Outcome:
             panels.append((Group(setup.title, list(methods.values())), published))
     rows = [(row.label, [column[i] for column in columns]) for i, row in enumerate(item.rows)]
     result.rows = [(label, cells) for label, cells in rows if any(cell.ours for cell in cells)]
-    result.pairs, result.claims = pairs, [order_claim(pairs)]
+    claim = order_claim(pairs)
+    absent = {
+        row.label for row in item.rows if row.published and any(row.label in labels for labels in lacking.values())
+    }
+    if absent and claim.holds:  # what the runs that are there say is not yet the paper's claim
+        detail = f"{claim.detail}; without {', '.join(row.label for row in item.rows if row.label in absent)}"
+        claim = replace(claim, holds=None, detail=detail)
+    result.pairs, result.claims = pairs, [claim]
     if panels:  # seeds may be finished, and no method with all of them
         result.pictures = {item.name: curves(panels)}
     result.notes = [f"{BEST_ROUND} The paper's number stands beside the phase on which the method is reported."]

@@ -49,16 +49,22 @@ class Job:
 
     @property
     def place(self) -> Path:
-        """Where the run is: its folder, or beside that the archive that `cwfed export` made of it."""
+        """Where the run is: its folder, or beside that the archive that `cwfed export` made of it, also of a run that goes on in the folder."""
         packed = self.folder.with_name(self.folder.name + archive.ENDING)
-        return packed if archive.is_archive(packed) and not RunFolder(self.folder).exists else self.folder
+        if not archive.is_archive(packed):
+            return self.folder
+        if not RunFolder(self.folder).exists:
+            return packed
+        with archive.readable(packed) as path:
+            is_wanted = RunFolder(path).rounds_done() == self.config.train.rounds
+        return packed if is_wanted else self.folder
 
     @property
     def state(self) -> str:
         """The state: finished, begun or new. A run with fewer rounds than wanted is begun; as an archive it is new, since it cannot be resumed."""
         with archive.readable(self.place) as path:
             folder = RunFolder(path)
-            if folder.rounds_done() >= self.config.train.rounds:
+            if folder.has_all(self.config.train.rounds):
                 return "finished"
             return "begun" if folder.exists and path == self.folder else "new"
 

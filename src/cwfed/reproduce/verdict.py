@@ -138,7 +138,7 @@ class Pairs:
     def counts(self) -> str:
         """In words, also by the sign alone."""
         return (
-            f"of {self.all} pairs {self.kept} are kept, {len(self.broken)} broken, {len(self.undecided)} undecided; "
+            f"of {self.all} pair{'s' * (self.all != 1)} {self.kept} {'is' if self.kept == 1 else 'are'} kept, {len(self.broken)} broken, {len(self.undecided)} undecided; "
             f"by the sign alone {self.by_sign} kept, {self.all - self.by_sign} broken"
         )
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -80,12 +80,11 @@ class RunFolder:
 
         A folder in which no run was begun is not left behind.
         """
-        name, is_new = self.path / ".lock", not self.path.exists()
+        name = self.path / ".lock"
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if was_there := name.exists():
-                files.check_regular(name)
-            lock = name.open("a")
+            lock, is_new = _made_or_opened(name)
         except OSError as error:
             raise RunError(f"the output folder {self.path} cannot be written ({error.strerror})") from None
         with lock:
@@ -103,11 +102,11 @@ class RunFolder:
                 if self._events:
                     self._events.close()
                     self._events = None
-                if not self.exists and not was_there:
+                if not self.exists and is_new:
                     with suppress(OSError):
                         name.unlink()
-                        if is_new:
-                            self.path.rmdir()
+                        for path in made:
+                            path.rmdir()
 
     # --- the small files
 
@@ -200,6 +199,10 @@ class RunFolder:
         """The number of rounds of the result; 0 if there is none yet."""
         rounds: int = self._stored()["rounds"] if self.finished else 0
         return rounds
+
+    def has_all(self, rounds: int) -> bool:
+        """Whether the result has so many rounds, or `run.patience` ended it before: no more will follow."""
+        return self.finished and (self.rounds_done() >= rounds or bool(self._stored().get("stopped")))
 
     def _stored(self) -> dict[str, Any]:
         stored = self.read_json("summary.json", "reported", "rounds")
@@ -399,3 +402,14 @@ def _picked(tree: Any) -> Progress | None:
     if "picked" not in tree:
         return None
     return from_tree(tree if tree["picked"] is None else tree["picked"])
+
+
+def _made_or_opened(name: Path) -> tuple[IO[str], bool]:
+    """A file for a lock, and whether it is new. Whoever made it may remove it while it is opened here: then it is made again."""
+    while True:
+        try:
+            return name.open("x"), True
+        except FileExistsError:
+            with suppress(FileNotFoundError):
+                files.check_regular(name)
+                return name.open("r+"), False

@@ -107,7 +107,9 @@ class Suite:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state.safetensors"
             checkpoint.save(path, to_tree(progress))
-            resumed, _ = finish(Simulation(config), from_tree(checkpoint.load(path)))
+            continued, reached = Simulation(config), from_tree(checkpoint.load(path))
+            continued.check_progress(reached)
+            resumed, _ = finish(continued, reached)
         assert leaves(to_tree(resumed)) == whole, (
             "a resumed run differs: all that the server knows must be in its state"
         )
