@@ -43,7 +43,7 @@ def test_the_term_and_its_gradient_by_hand():
 def test_nearer_to_the_received_model_is_cheaper():
     """cos = 1 with the received, 0 with the previous: softplus(-1 / tau); the other way round softplus(1 / tau)."""
     for received, previous, sign in (([1.0, 0.0], [0.0, 1.0], -1), ([0.0, 1.0], [1.0, 0.0], 1)):
-        _, found = loss_of([2.0, 0.0], received, previous, tau=0.25)
+        _, found = loss_of([2.0, 0.0], received, previous, temperature=0.25)
         assert found.penalty.item() == pytest.approx(math.log1p(math.exp(sign / 0.25)), rel=1e-5)
 
 
@@ -76,7 +76,7 @@ def test_the_first_round_is_fedavg_and_the_second_is_not():
     assert leaves(ours.server) != leaves(plain.server)
 
 
-@pytest.mark.parametrize("settings", [{"mu": -1.0}, {"tau": 0.0}])
+@pytest.mark.parametrize("settings", [{"mu": -1.0}, {"temperature": 0.0}])
 def test_impossible_settings_are_one_sentence(settings):
-    with pytest.raises(ConfigError, match="mu must not be negative and tau must be above 0"):
+    with pytest.raises(ConfigError, match="mu must not be negative and temperature must be above 0"):
         Moon(**settings)

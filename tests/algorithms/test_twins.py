@@ -690,7 +690,7 @@ class Moon(FedAvg):
 
         def loss(c, q, x, y):
             z = unit(features(q, x))
-            near, far = ((z * unit(features(p, x))).sum(1) / self.o["tau"] for p in (received, last))
+            near, far = ((z * unit(features(p, x))).sum(1) / self.o["temperature"] for p in (received, last))
             contrast = -(near.exp() / (near.exp() + far.exp())).log().mean()
             return self.loss(c, q, x, y) + self.o["mu"] * contrast
 

@@ -38,13 +38,13 @@ class Moon(FedAvg):
 
     mu: float = 1.0
     """Weight of the contrastive term; the authors choose among 0.1, 1, 5 and 10."""
-    tau: float = 0.5
-    """Temperature of the cosines."""
+    temperature: float = 0.5
+    """tau, by which the cosines are divided."""
 
     def __post_init__(self) -> None:
-        if self.mu < 0 or self.tau <= 0:
+        if self.mu < 0 or self.temperature <= 0:
             raise ConfigError(
-                f"moon: mu must not be negative and tau must be above 0, they are {self.mu} and {self.tau}"
+                f"moon: mu must not be negative and temperature must be above 0, they are {self.mu} and {self.temperature}"
             )
 
     def begin(self, got: Download, own: Params | None, data: ClientData) -> Start:
@@ -64,5 +64,5 @@ class Moon(FedAvg):
             return F.cosine_similarity(output.features, network(there, batch.inputs, None).features)
 
         # not softplus: its last bits depend on where in a stack of clients a number stands, so the batched engine's would on who else trains
-        pairs = torch.stack([likeness(RECEIVED), likeness(PREVIOUS)], dim=-1) / self.tau
+        pairs = torch.stack([likeness(RECEIVED), likeness(PREVIOUS)], dim=-1) / self.temperature
         return Loss(loss, -self.mu * F.log_softmax(pairs, dim=-1)[..., 0].mean())

@@ -39,7 +39,7 @@ def test_adaptive_optimizers_by_hand():
     yogi      v = 1 - 0.25 * 4 * sign(1 - 4) = 2              1 / (sqrt(2) + 1)
     adagrad   v = 1 + 4 = 5                                   1 / (sqrt(5) + 1)
     """
-    settings = {"server_lr": 1.0, "server_momentum": 0.5, "server_decay": 0.75, "server_tau": 1.0}
+    settings = {"server_lr": 1.0, "server_momentum": 0.5, "server_decay": 0.75, "tau": 1.0}
     for server, first, second in (
         ("adam", 1.75, 0.75 * 1.75 + 0.25),
         ("yogi", 2.0, 2 - 0.25 * 1),  # v = 2 is above D^2 = 1: down by a quarter of it
@@ -90,8 +90,8 @@ def test_running_statistics_are_averaged_and_not_stepped():
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("fedavg+fedopt", {"server_lr": 0.0}, "server_lr and server_tau must be above 0"),
-        ("fedavg+fedopt", {"server_tau": 0.0}, "server_lr and server_tau must be above 0"),
+        ("fedavg+fedopt", {"server_lr": 0.0}, "server_lr and tau must be above 0"),
+        ("fedavg+fedopt", {"tau": 0.0}, "server_lr and tau must be above 0"),
         ("fedavg+fedopt", {"server_momentum": 1.0}, "below 1"),
         ("fedavg+fedopt", {"server_decay": -0.1}, "at least 0"),
         ("cwfedavg+fedopt", {}, "cannot be added to cwfedavg: it makes a step from FedAvg's one model"),

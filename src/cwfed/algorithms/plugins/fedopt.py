@@ -50,15 +50,13 @@ class FedOpt(FedAvg):
     """b1, how much of the last step's direction stays."""
     server_decay: float = 0.99
     """b2, how much of the second moment stays (adam, yogi)."""
-    server_tau: float = 1e-3
+    tau: float = 1e-3
     """How far the step adapts: smaller is further (adam, yogi, adagrad)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.server_lr <= 0 or self.server_tau <= 0:
-            raise ConfigError(
-                f"fedopt: server_lr and server_tau must be above 0, they are {self.server_lr} and {self.server_tau}"
-            )
+        if self.server_lr <= 0 or self.tau <= 0:
+            raise ConfigError(f"fedopt: server_lr and tau must be above 0, they are {self.server_lr} and {self.tau}")
         if not (0 <= self.server_momentum < 1 and 0 <= self.server_decay < 1):
             raise ConfigError(
                 "fedopt: server_momentum and server_decay must be at least 0 and below 1, they are "
@@ -74,7 +72,7 @@ class FedOpt(FedAvg):
         stepped = {name: w for name, w in state["model"].items() if name in task.parameters}
         moments = {"first": {name: torch.zeros_like(w) for name, w in stepped.items()}}
         if self.server != "momentum":
-            moments["second"] = {name: torch.full_like(w, self.server_tau**2) for name, w in stepped.items()}
+            moments["second"] = {name: torch.full_like(w, self.tau**2) for name, w in stepped.items()}
         return state | {"moments": moments}
 
     def aggregate(self, state: Any, up: Uploads) -> Any:
@@ -84,7 +82,7 @@ class FedOpt(FedAvg):
         new = 1.0 if self.server == "momentum" else 1 - self.server_momentum
         first = {name: self.server_momentum * m + new * change[name] for name, m in first.items()}
         second = {name: self._second(v, change[name].square()) for name, v in second.items()}
-        lengths = {name: v.sqrt() + self.server_tau for name, v in second.items()}
+        lengths = {name: v.sqrt() + self.tau for name, v in second.items()}
         stepped = {name: before[name] + self.server_lr * m / lengths.get(name, 1.0) for name, m in first.items()}
         moments = {"first": first} | ({"second": second} if second else {})
         return after | {"model": after["model"] | stepped, "moments": moments}
