@@ -48,6 +48,7 @@ def test_traffic_is_that_of_fedavg_but_for_those_that_send_more():
         "gpfl": (once + 7 * (527_360 + 5_120 - 5_130),) * 2,  # the valve and ten embeddings; the head stays
         "fedbabu": (once - 7 * 5_130, once - 7 * 5_130),
         "scaffold": (2 * once + 7, 2 * once),  # a control variate each way, and a number that counts steps
+        "cwrows": (once, once + 7 * 10),  # ten label counts
         "lg-fedavg": (7 * 5_130, 7 * 5_130),  # nothing else travels
         "feddbe": (once + 7 * 513, once + 7 * 512),  # a mean feature each way, and whether there is one
     }

@@ -88,12 +88,22 @@ def _why_not(plugin: type[FedAvg], under: type[FedAvg], is_method: bool) -> str:
     Plug-ins add to hooks and do not replace them, so replaced hooks are looked for only in a method.
     """
     not_over: Mapping[str, str] = getattr(plugin, "not_over", {})
-    adds = not is_method or "plugin" in vars(under)  # a class that derives from a plug-in may replace hooks
     for what, why in not_over.items():
-        replaced = not adds and getattr(under, what, None) is not getattr(FedAvg, what, None)
-        if what in (vars(under).get("name"), getattr(under, "plugin", None)) or replaced:
+        is_named = what in (vars(under).get("name"), *(cls.plugin for cls in _plugins_in(under)))
+        if is_named or (is_method and _replaces(under, what)):
             return why
     return ""
+
+
+def _plugins_in(cls: type[FedAvg]) -> list[Any]:
+    """The plug-ins that a class is or derives from."""
+    return [one for one in cls.__mro__ if "plugin" in vars(one)]
+
+
+def _replaces(method: type[FedAvg], hook: str) -> bool:
+    """Whether a method has a hook of its own. One that it has from a plug-in, which it is or derives from, adds to what is beneath."""
+    origin = next((cls for cls in method.__mro__ if hook in vars(cls)), FedAvg)
+    return origin not in FedAvg.__mro__ and "plugin" not in vars(origin)
 
 
 def _fields(cls: type[FedAvg], besides: type[FedAvg]) -> set[str]:

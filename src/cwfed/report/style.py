@@ -19,7 +19,7 @@ METHODS = (
     "fedavg", "cwfedavg", "fedrep", "ditto", "fedala", "fedprox", "local", "fedper",
     "fedavg-ft", "fedfomo", "fedbabu", "fedbn", "apfl", "fedamp", "pfedme", "lg-fedavg",
     "feddbe", "per-fedavg", "cfl", "fedproto", "fedrod", "ifca", "fedcp", "fedas",
-    "fednh", "fedcac", "fedpac", "feduv", "gpfl", "scaffold", "moon",
+    "fednh", "fedcac", "fedpac", "feduv", "gpfl", "scaffold", "moon", "cwrows",
 )  # fmt: skip
 """The methods in the order of their colours. A new method comes last, so that the others keep theirs."""
 STROKES = ("-", "--", ":", "-.")
