@@ -39,16 +39,15 @@ METHODS = (
     "local", "fedavg", "fedprox", "fedper", "lg-fedavg", "fedrep", "fedbabu", "ditto", "apfl", "per-fedavg", "fedrod", "fedproto",
     "scaffold", "moon", "fedamp", "fedfomo", "ifca", "cfl", "fednh", "feduv", "fedpac", "fedala", "fedcp", "gpfl", "feddbe", "fedas", "fedcac", "pfedme", "cwfedavg",
     "fedavg+prior", "cwfedavg+prior", "fedavg+balanced", "fedavg+owners+prior", "fedavg+balanced+owners:owners=updates", "fedavg+balanced+owners",
-    "fedavg+balanced+head_first+owners", "fedavg+balanced+dbe+owners", "fedavg+balanced+fedopt+owners",
+    "fedavg+balanced+head_first+owners", "fedavg+balanced+dbe+owners", "fedavg+balanced+fedopt+owners", "cwrows:owners=updates",
     "fedavg+balanced+fedopt+owners:server_momentum=0.5", "cwrows",
     "fedavg+fedopt+prior:server_momentum=0.5", "fedrep+fedopt:server_momentum=0.5", "fedala+fedopt:server_momentum=0.5",
 )  # fmt: skip
 """FedBN is not here: the CNN has no norm layer, so it would be FedAvg. `fedavg-ft` is `fedavg` after training."""
 FINALISTS = (
-    "local", "fedavg", "fedavg+prior", "cwfedavg", "cwfedavg:wdr=250", "cwfedavg:wdr=500", "fedamp", "fedrep", "fedala", "fedpac", "fedproto", "feddbe",
-    "fedavg+balanced+owners", "fedavg+balanced+head_first+owners", "fedavg+balanced+fedopt+owners:server_momentum=0.5",
-    "cwrows", "fedavg+fedopt+prior:server_momentum=0.5",
-    "fedrep+fedopt:server_momentum=0.5", "fedala+fedopt:server_momentum=0.5",
+    "cwrows", "fedavg+fedopt+prior:server_momentum=0.5", "fedavg+prior", "fedavg", "cwfedavg", "cwfedavg:wdr=250", "cwfedavg:wdr=500", "fedproto", "fedpac",
+    "fedrep", "fedrep+fedopt:server_momentum=0.5", "fedala", "fedala+fedopt:server_momentum=0.5", "local",
+    "fedavg+balanced+owners", "fedavg+balanced+head_first+owners",
 )  # fmt: skip
 """Who leads on the other settings, the controls and the paper's method."""
 BEST, SEEDS = 10, (0, 1, 2)
@@ -57,7 +56,7 @@ CONTROLS = ("fedavg", "fedavg+prior", "cwfedavg")
 PLACE = re.compile(r"<!-- (comparison|search): ([\w-]+) -->.*?<!-- end -->", re.DOTALL)
 """Where a table stands on a page: of all methods, or of the search for a class-wise method that leads."""
 SEARCHED = (
-    "cwfedavg", "fedavg", "fedavg+prior", "feddbe", "fedala", "gpfl", "fedcp", "fedrep", "fedpac", "fedproto", *(m for m in METHODS if m == "cwrows" or ("+" in m and m != "fedavg+prior")),
+    "cwfedavg", "fedavg", "fedavg+prior", "feddbe", "fedala", "gpfl", "fedcp", "fedrep", "fedpac", "fedproto", *(m for m in METHODS if m.startswith("cwrows") or ("+" in m and m != "fedavg+prior")),
 )  # fmt: skip
 """The paper's method, the controls, who leads elsewhere, and the candidates."""
 
