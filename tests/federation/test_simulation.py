@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -241,3 +243,28 @@ def test_models_after_the_rounds_are_made_on_one_compute_thread_as_in_them(monke
         torch.set_num_threads(threads)
         simulation.close()
     assert set(seen) == {1}
+
+
+def test_who_leaves_the_rounds_has_its_threads_back():
+    """Between rounds too: what a caller computes there is its own."""
+    threads = torch.get_num_threads()
+    simulation = Simulation(all_digits("train.rounds=3"))
+    torch.set_num_threads(2)
+    try:
+        rounds = simulation.rounds(simulation.start())
+        next(rounds)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+        simulation.close()
+
+
+def test_a_script_may_end_in_the_middle_of_the_rounds():
+    script = """
+from cwfed.federation import config
+from cwfed.federation.simulation import Simulation
+rounds = (simulation := Simulation(config.load(None, ["model.name=mlp", "data.samples=400", "run.engine=vmap"]))).rounds(simulation.start())
+next(rounds)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -155,13 +155,13 @@ class Simulation(Experiment):
 
         RunError (`GivenUp`) if every update was refused for a few rounds: such a run learns nothing.
         """
-        with one_compute_thread():
+        give_up_in_vain(progress, self.config.train.rounds)
+        while not is_over(self.config, progress):
+            progress, event = self._round(progress)
+            yield progress, event
             give_up_in_vain(progress, self.config.train.rounds)
-            while not is_over(self.config, progress):
-                progress, event = self._round(progress)
-                yield progress, event
-                give_up_in_vain(progress, self.config.train.rounds)
 
+    @one_compute_thread()
     def _round(self, before: Progress) -> tuple[Progress, Round]:
         # 1. Choose who takes part, and who of them will be lost on the way.
         opened = OpenRound(self, before, self.members)
