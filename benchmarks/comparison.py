@@ -320,7 +320,10 @@ def draw(title: str, rows: Sequence[Row]) -> Figure:
     axes.set_yticks([at + 0.19 for at in range(len(rows))], [row.method for row in rows])
     axes.invert_yaxis()
     spread_said = "; line: ± std over the seeds" if any(len(row.runs) > 1 for row in rows) else ""
-    axes.set(xlabel=f"test accuracy, %, best round\n(* the phase that is reported{spread_said})", title=title)
+    axes.set(
+        xlabel=f"test accuracy, %, best round; sorted by the round that held-out data pick\n(* the phase that is reported{spread_said})",
+        title=title,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(y=0.01)
     figure.legend(frameon=False, loc="outside upper right", ncols=2, fontsize=8)

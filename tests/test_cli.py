@@ -99,6 +99,19 @@ def test_compare_makes_one_table_and_a_page_and_reuses_finished_runs(tmp_path):
     assert (tmp_path / "cmp" / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns == stamp
 
 
+def test_a_method_that_diverges_does_not_cost_the_others(tmp_path):
+    """It is named with its seed; where all diverge there is no table."""
+    broken = "fedavg+fedopt:server_lr=1e12"
+    settings = (*SMALL, "--set", "train.rounds=8", "--out", "cmp")
+    done = cwfed("compare", *settings, "-a", f"{broken},fedavg", cwd=tmp_path)
+    said = f"{broken}, seed 0: every update of the last 3 rounds was refused"
+    assert f"left out: {said}" in done.stdout
+    assert said in (tmp_path / "cmp" / "comparison.md").read_text()
+    rows = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    assert [row["label"] for row in rows] == ["fedavg"]
+    assert said in cwfed("compare", *settings, "-a", broken, cwd=tmp_path, code=1).stderr
+
+
 def pfllib_folder(folder, clients=5):
     """PFLlib's layout: the digits 2c and 2c + 1 are client c's."""
     inputs, labels = load_digits(return_X_y=True)

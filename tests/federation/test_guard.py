@@ -108,7 +108,7 @@ def test_large_finite_numbers_are_not_mistaken_for_too_large_ones():
 def test_numbers_that_sums_cannot_hold_are_refused(value):
     """Two uploads with 3e38 are a float32 mean that is infinite."""
     large = GOOD | {"w": torch.full((2, 3), value)}
-    says = "w of the model has values outside -1e+18 to 1e+18 (the training diverged: lower train.lr)"
+    says = "w of the model has values outside -1e+18 to 1e+18 (the training diverged: lower train.lr; where a client may be hostile, set guard.norm_bound)"
     assert GUARD.problem(large, BESIDE, 5) == says
     stack = {name: torch.stack([GOOD[name], w]) for name, w in large.items()}
     assert GUARD.problems(stack, [BESIDE, BESIDE], [5, 5]) == {1: says}

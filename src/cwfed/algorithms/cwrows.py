@@ -9,6 +9,9 @@ cwFedAvg's idea, to average a class over those who have it, without K models, a 
     server   m <- beta m + (w~ - w)               w <- w + m, with w = (phi, R)
     y^       = argmax_k z_k + log pi_ck           on the client
 
+phi is the body, W the output layer with rows W_k, p_c = n_c / n a client's share of the samples, n_ck its samples of class k, beta the server's momentum. A class that nobody of a round
+owns has no step of its own in it; what momentum is left of earlier rounds still moves its row.
+
 With the balanced loss (logit adjustment) classes that a client lacks get almost no gradient, so nobody pushes down rows that are not its own; averaged over its owners a row moves
 as far as they say. Fitted to one received body first, all W_c are classifiers of one feature space, and so is their mean. What is left for a client's own distribution is its prior, which it adds
 itself and which never has to be sent.

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cwfed.algorithms.base import ClientData
 from cwfed.algorithms.fedavg import FedAvg
 from cwfed.core.errors import ConfigError
-from cwfed.core.types import Batch, Download, Loss, Network, Params, Pass, Start, Task, When
+from cwfed.core.types import Batch, Download, Loss, Network, Output, Params, Pass, Start, Task, When
 from cwfed.models import attach, holder, task_of
 
 OMEGA = "omega."
@@ -127,9 +127,14 @@ class FedALA(FedAvg):
     def loss(self, network: Network, params: Params, batch: Batch, start: Start, stage: str) -> Loss:
         if stage != "omega":
             return super().loss(network, params, batch, start, stage)
-        # all but omega is fixed, running statistics included
-        loss = batch.cross_entropy(network(params | self.mixed(params, start), batch.inputs, None).logits)
-        return Loss(loss, torch.zeros_like(loss))
+
+        def mixing(params: Params, inputs: Tensor, statistics: str | None = "") -> Output:
+            return network(
+                params | self.mixed(params, start), inputs, None
+            )  # all but omega is fixed, running statistics included
+
+        found = super().loss(mixing, params, batch, start, "")
+        return Loss(found.loss, torch.zeros_like(found.loss))
 
     def settle(self, params: Params, start: Start) -> Params:
         return super().settle(params, start) | self.mixed(params, start)

@@ -110,15 +110,22 @@ def cost(
     vocabulary: Annotated[int, typer.Option(help="For text: the number of words.", min=0)] = 0,
     algorithms: Annotated[
         str,
-        typer.Option("--algorithms", "-a", help="Names, separated by commas, such as fedavg+owners; default: all."),
+        typer.Option(
+            "--algorithms",
+            "-a",
+            help="Names, separated by commas, such as fedavg+owners or fedfomo:m=5; default: all.",
+        ),
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show what each method costs: numbers that the server stores, and numbers that are sent in a round."""
     import dataclasses
 
+    from cwfed.algorithms import ALGORITHMS
+    from cwfed.federation.config import Config
     from cwfed.federation.cost import costs
     from cwfed.models import InputShape
+    from cwfed.runs.compare import parse_entries
 
     try:
         dims = tuple(int(part) for part in shape.split("x"))
@@ -128,8 +135,11 @@ def cost(
         raise CwfedError(f"--shape {shape!r} must look like 3x32x32 or 100")
     if participants > clients:
         raise CwfedError(f"--participants {participants}, but there are only {clients} clients")
-    names = [name for name in algorithms.split(",") if name]
-    rows = costs(model, InputShape(dims, vocabulary), classes, clients, participants or clients, {}, names)
+    rows = []
+    for entry in parse_entries(algorithms or ",".join(ALGORITHMS), Config()):
+        sizes = (model, InputShape(dims, vocabulary), classes, clients, participants or clients)
+        told = entry.label.removeprefix(entry.settings["name"])
+        rows += [dataclasses.replace(row, method=row.method + told) for row in costs(*sizes, {}, [entry.settings])]
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows]))
         return

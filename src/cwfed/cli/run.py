@@ -22,8 +22,8 @@ from cwfed.cli.app import (
     load_config,
 )
 from cwfed.cli.console import disk_use, print_against, print_bench, print_summary, print_table
-from cwfed.cli.progress import progress
-from cwfed.core.errors import CwfedError
+from cwfed.cli.progress import Watch, progress
+from cwfed.core.errors import CwfedError, GivenUp
 from cwfed.core.terminal import err, escape, out
 
 if TYPE_CHECKING:
@@ -240,11 +240,17 @@ def _compare(
     from cwfed.report.finished import read_run
     from cwfed.report.groups import Group, Method, describe
     from cwfed.runs import compare as comparing
-    from cwfed.runs.series import Series
+    from cwfed.runs.series import Done, Series
 
     config = comparing.without_models(config)
     entries, numbers = comparing.parse_entries(names, config), comparing.parse_seeds(seeds)
     comparing.check_settings(settings, config, entries)
+    left_out: list[str] = []
+
+    def done_with(done: Done, watch: Watch) -> None:
+        watch.done(done.planned.title(len(numbers)))
+        if done.given_up:
+            left_out.append(f"{done.planned.label}, seed {done.planned.seed}: {done.given_up}")
 
     with (
         progress(folder, "the same command resumes it", quiet=show.quiet, log=show.log) as watch,
@@ -253,22 +259,28 @@ def _compare(
             data_dir=data_dir,
             track=track,
             on_run=lambda planned: watch(planned.title(len(numbers))),
-            on_done=lambda done: watch.done(done.planned.title(len(numbers))),
+            on_done=lambda done: done_with(done, watch),
+            lenient=True,
         ) as series,
     ):
         rows = comparing.compare(config, entries, numbers, folder, series)
+    if not rows:
+        raise GivenUp(left_out[0])
     methods = [Method(row["label"], [read_run(run, row["label"]) for run in row["runs"]]) for row in rows]
     rows = [row | method.row for row, method in zip(rows, methods, strict=True)]
     title = describe(methods[0].first)  # what was run, not what the config says: data may come split
     group = Group(title, methods)
     (folder / "comparison.json").write_text(json.dumps(rows, indent=1))
-    (folder / "comparison.md").write_text(tables.markdown(rows))
+    notes = "".join(f"\nLeft out: {one}\n" for one in left_out)
+    (folder / "comparison.md").write_text(tables.markdown(rows) + notes)
     page.write(folder / "report.html", title, [group])
     drawing.save(figures.overview(group), folder / "overview")
     if show.as_json:
         print(json.dumps(rows))
         return
     print_table(tables.terminal(rows, title))
+    for one in left_out:
+        out.print(f"left out: {escape(one)}", highlight=False, soft_wrap=True)
     where = escape(str(folder))
     out.print(
         f"\nReport: [bold]{where}/report.html[/bold], picture: {where}/overview.png, table: {where}/comparison.md"

@@ -12,7 +12,7 @@ from torch import nn
 
 from cwfed import models
 from cwfed.algorithms import ALGORITHMS, FedAvg, build
-from cwfed.core.types import Cost, Sizes
+from cwfed.core.types import Cost, Sizes, Start
 from cwfed.models import InputShape
 
 
@@ -23,11 +23,11 @@ def costs(
     clients: int,
     participants: int,
     options: dict[str, Any],
-    names: Sequence[str] = (),
+    names: Sequence[str | dict[str, Any]] = (),
 ) -> list[Cost]:
     """The table for a model, K classes and M clients of whom some take part: what each algorithm says of itself.
 
-    `names` chooses some, such as "fedavg+owners"; without it, all are shown.
+    `names` chooses some, such as "fedavg+owners" or a table with settings; without it, all are shown.
     """
     chosen = [build(name) for name in names or ALGORITHMS]
     network = without_numbers(model, shape, classes, options)
@@ -59,6 +59,7 @@ def sizes(algorithm: FedAvg, plain: nn.Module, classes: int, clients: int, parti
         clients=clients,
         participants=participants,
         uploaded=sum(numbers[name] for name in algorithm.uploaded(names, task)),
-        kept=sum(numbers[name] for name in algorithm.keeps(names, task)),
+        kept=sum(numbers[name] for name in algorithm.keeps(names, task))
+        + sum(prod(w.shape) for w in algorithm.remember(Start(dict(network.named_parameters()))).values()),
         features=models.output_layer(network, classes).in_features,
     )

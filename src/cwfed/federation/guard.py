@@ -120,7 +120,11 @@ def misfit(tensors: Mapping[str, Tensor], forms: Mapping[str, ExtraSpec], what: 
         if not isfinite(least) or not isfinite(most):
             return f"{name} of {what} has values that are not finite numbers"
         if not form.low <= least <= most <= form.high:
-            diverged = " (the training diverged: lower train.lr)" if max(-least, most) > LARGEST else ""
+            diverged = (
+                " (the training diverged: lower train.lr; where a client may be hostile, set guard.norm_bound)"
+                if max(-least, most) > LARGEST
+                else ""
+            )
             return f"{name} of {what} has values outside {form.low:g} to {form.high:g}{diverged}"
     return ""
 

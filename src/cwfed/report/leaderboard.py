@@ -159,7 +159,23 @@ def _board(title: str, rows: Sequence[tuple[str, list[RunRecord]]], made: dict[s
     names = labels([records for _, records in rows])
     entries = [Entry(origin, Method(name, records)) for (origin, records), name in zip(rows, names, strict=True)]
     ranked = sorted(entries, key=lambda entry: -entry.value)
-    return Board(title, ranked, [*_again(ranked, made), *tables.footnotes([entry.method.row for entry in ranked])])
+    notes = [*_differing(ranked), *_again(ranked, made), *tables.footnotes([entry.method.row for entry in ranked])]
+    return Board(title, ranked, notes)
+
+
+def _differing(entries: Sequence[Entry]) -> list[str]:
+    """Settings that are no part of the protocol, such as the learning rate, and are not the same for all."""
+    settings = [entry.method.first.settings() for entry in entries]
+    keys = sorted({key for one in settings for key in one if not key.startswith("algorithm.")})
+    notes = []
+    for key in keys:
+        by_value: dict[str, list[str]] = {}
+        for entry, one in zip(entries, settings, strict=True):
+            by_value.setdefault(str(one.get(key)), []).append(entry.method.label)
+        if len(by_value) > 1:
+            told = "; ".join(f"{value}: {', '.join(dict.fromkeys(names))}" for value, names in by_value.items())
+            notes.append(f"{key} is not the same for all: {told}")
+    return notes
 
 
 def _again(entries: Sequence[Entry], made: dict[str, tuple[str, RunRecord]]) -> list[str]:

@@ -22,6 +22,8 @@ METHODS = (
     "fednh", "fedcac", "fedpac", "feduv", "gpfl", "scaffold", "moon", "cwrows",
 )  # fmt: skip
 """The methods in the order of their colours. A new method comes last, so that the others keep theirs."""
+PARTS_OF = {"fedavg+balanced+fedopt+head_first+owners": "cwrows"}
+"""Methods that are combinations of plug-ins have one look under both names."""
 STROKES = ("-", "--", ":", "-.")
 DASHES = ("solid", "dash", "dot", "dashdot")
 """Plotly's names of the strokes."""
@@ -128,7 +130,7 @@ def looks_of_settings(count: int) -> list[Look]:
 
 def _place(name: str) -> tuple[int, int]:
     """The colour of a method and which of its variants this is: functions of the name alone."""
-    method, _, plugins = name.partition("+")
+    method, _, plugins = PARTS_OF.get(name, name).partition("+")
     rare = len(COLOURS) - COMMON
     colour = METHODS.index(method) if method in METHODS else COMMON + crc32(method.encode()) % rare
     return colour, 1 + crc32(plugins.encode()) % 9 if plugins else 0

@@ -101,19 +101,20 @@ def plan(config: Config, entries: Sequence[Entry], seeds: Sequence[int], out: st
 def compare(
     config: Config, entries: Sequence[Entry], seeds: Sequence[int], out: str | Path, series: Series | None = None
 ) -> list[dict[str, Any]]:
-    """Run everything; finished runs are reused, interrupted ones are resumed. One row per entry.
+    """Run everything; finished runs are reused, interrupted ones are resumed. One row per entry, without those of which every run was given up.
 
     `reused` in a row has the seeds whose runs were finished already.
     """
     done = (series or Series()).carry_out(plan(config, entries, seeds, out))
-    return [row(done[start : start + len(seeds)]) for start in range(0, len(done), len(seeds))]
+    parts = [done[start : start + len(seeds)] for start in range(0, len(done), len(seeds))]
+    return [row(part) for part in parts if any(one.summary for one in part)]
 
 
 def row(done: Sequence[Done]) -> dict[str, Any]:
-    """The runs of one method, one per seed, in numbers; all of them have a summary."""
-    summaries = [one.summary for one in done if one.summary]
-    return aggregate(done[0].planned.label, summaries) | {
-        "seeds": [one.planned.seed for one in done],
-        "runs": [str(one.planned.folder) for one in done],
-        "reused": [one.planned.seed for one in done if one.reused],
+    """The runs of one method, one per seed, in numbers; those that were given up are left out."""
+    there = [one for one in done if one.summary]
+    return aggregate(done[0].planned.label, [one.summary for one in there if one.summary]) | {
+        "seeds": [one.planned.seed for one in there],
+        "runs": [str(one.planned.folder) for one in there],
+        "reused": [one.planned.seed for one in there if one.reused],
     }

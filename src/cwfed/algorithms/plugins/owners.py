@@ -5,7 +5,7 @@
     q_ck    n_ck / sum_c n_ck                                          owners = "counts": clients send their label counts
             ||W_ck - R_k|| / sum_c ||W_ck - R_k||                      owners = "updates": read off the uploads, nothing is sent; R_k: what was sent out
 
-In FedAvg's mean a row is moved by those who have its class and held back by all others; over its owners it moves as far as they say. A class that nobody of the round owns keeps its row.
+In FedAvg's mean a row is moved by those who have its class and held back by all others; over its owners it moves as far as they say. A class that nobody of the round owns keeps its row (but for momentum of earlier rounds, with `fedopt`).
 
 Limiting cases: clients of equal distributions are FedAvg (but for rounding); a class with one owner has its owner's row, bit for bit.
 
