@@ -87,6 +87,8 @@ def test_the_command_exports_a_run_or_all_below_a_folder(run, tmp_path, monkeypa
     ):
         with pytest.raises(CwfedError, match=says):
             share.export(run, wrong)
+    share.export(run, tmp_path / "board")
+    assert (tmp_path / "board" / "mine.cwfed").exists()
     with pytest.raises(RunError, match="an archive already"):
         share.export(tmp_path / "mine.cwfed")
     (tmp_path / "empty").mkdir()

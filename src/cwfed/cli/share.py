@@ -22,7 +22,7 @@ def export(
         typer.Option(
             "--out",
             "-o",
-            help="The archive; of several runs, the folder for their archives, laid out as the runs are.",
+            help="The archive, or a folder for it; of several runs, the folder for their archives, laid out as the runs are.",
         ),
     ] = None,
 ) -> None:
@@ -36,7 +36,9 @@ def export(
     if found == [run]:
         if archive.is_archive(run):
             raise RunError(f"{run} is an archive already")
-        targets = {run: out_path or Path(f"{run.resolve().name}{archive.ENDING}")}
+        name = f"{run.resolve().name}{archive.ENDING}"
+        is_folder = out_path and (out_path.is_dir() or not out_path.suffix)
+        targets = {run: out_path / name if out_path and is_folder else out_path or Path(name)}
     else:
         place = out_path or Path(f"{run.resolve().name}-archives")
         done = [path for path in found if RunFolder(path).finished]

@@ -71,9 +71,10 @@ class Blueprint:
         self.metrics = metrics.load(config.run.metrics, classes)
         """The user's own metrics."""
         if privacy and (different := [name for name in ("loss", "passes") if overrides(self.algorithm, name)]):
+            own = {"loss": "a loss", "passes": "passes"}[different[0]]
             raise ConfigError(
                 f"privacy.dp clips and counts the gradients of one pass with the cross-entropy; {config.algorithm_name} has "
-                f"{different[0]} of its own: choose another algorithm"
+                f"{own} of its own: choose another algorithm"
             )
         self._check_dial()
 
