@@ -194,5 +194,5 @@ def test_the_upload_by_hand():
 def test_what_cannot_be():
     with pytest.raises(ConfigError, match="lambda must not be negative"):
         FedCP(lambda_=-1.0)
-    with pytest.raises(ConfigError, match="fedcp has loss of its own"):
+    with pytest.raises(ConfigError, match="fedcp has a loss of its own"):
         Simulation(small("algorithm.name=fedcp", "privacy.dp=sample"))

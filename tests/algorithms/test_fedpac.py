@@ -207,7 +207,7 @@ def test_what_cannot_be():
     finish(Simulation(small(*model)))
     with pytest.raises(ConfigError, match="no pass in training"):
         Simulation(small(*model, "algorithm.head_epochs=0"))
-    with pytest.raises(ConfigError, match="fedpac has loss of its own"):
+    with pytest.raises(ConfigError, match="fedpac has a loss of its own"):
         Simulation(small("algorithm.name=fedpac", "privacy.dp=sample"))
 
 

@@ -227,6 +227,6 @@ def test_impossible_settings():
         FedRoD(gamma=-1)
     with pytest.raises(ConfigError, match=r"set train\.label_smoothing = 0"):
         Simulation(small(ROD, "train.label_smoothing=0.1"))
-    with pytest.raises(ConfigError, match="fedrod has loss of its own"):
+    with pytest.raises(ConfigError, match="fedrod has a loss of its own"):
         Simulation(small(ROD, "privacy.dp=sample"))
     Simulation(small(ROD, "algorithm.gamma=0", "train.label_smoothing=0.1")).close()

@@ -184,5 +184,5 @@ def test_what_cannot_be():
     for setting in ({"lambda_": -1.0}, {"mu": -1.0}):
         with pytest.raises(ConfigError, match="gpfl: lambda and mu must not be negative"):
             GPFL(**setting)
-    with pytest.raises(ConfigError, match="gpfl has loss of its own"):
+    with pytest.raises(ConfigError, match="gpfl has a loss of its own"):
         Simulation(small("algorithm.name=gpfl", "privacy.dp=sample"))

@@ -201,7 +201,7 @@ def test_running_statistics_move_once_a_batch(policy):
         (["train.weight_decay=0.1"], "without momentum, weight decay and clipping"),
         (["train.optimizer=adam"], 'set train.optimizer = "sgd"'),
         (["train.clip=1"], "weight decay and clipping"),
-        (["privacy.dp=sample"], "has loss of its own"),
+        (["privacy.dp=sample"], "has a loss of its own"),
     ],
 )
 def test_impossible_settings_are_one_sentence_before_round_1(settings, sentence):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 
 import numpy as np
@@ -13,6 +12,7 @@ from cwfed.core.errors import ConfigError, CwfedError
 from cwfed.core.types import nbytes
 from cwfed.engine import Loop
 from cwfed.federation.simulation import Simulation
+from tests import processes
 from tests.conftest import all_digits, finish, leaves
 
 
@@ -266,5 +266,5 @@ from cwfed.federation.simulation import Simulation
 rounds = (simulation := Simulation(config.load(None, ["model.name=mlp", "data.samples=400", "run.engine=vmap"]))).rounds(simulation.start())
 next(rounds)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = processes.run([sys.executable, "-c", script])
     assert (done.returncode, done.stderr) == (0, "")

@@ -148,7 +148,7 @@ def test_one_sentence_for_what_cannot_be(name, says):
         (["algorithm.name=fedavg+head_first", "algorithm.head_epochs=-1"], "head_epochs must not be negative"),
         (["algorithm.name=fedavg+prior", "algorithm.kappa=1"], "unknown setting algorithm.kappa for fedavg.prior"),
         (["algorithm.name=fedprox+prior", "algorithm.mu=-1"], "fedprox: mu must not be negative"),
-        (["algorithm.name=fedavg+balanced", "privacy.dp=sample"], "fedavg.balanced has loss of its own"),
+        (["algorithm.name=fedavg+balanced", "privacy.dp=sample"], "fedavg.balanced has a loss of its own"),
     ],
 )
 def test_one_sentence_for_what_a_network_or_a_setting_does_not_allow(settings, says):
