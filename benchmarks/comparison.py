@@ -56,7 +56,7 @@ CONTROLS = ("fedavg", "fedavg+prior", "cwfedavg")
 PLACE = re.compile(r"<!-- (comparison|search): ([\w-]+) -->.*?<!-- end -->", re.DOTALL)
 """Where a table stands on a page: of all methods, or of the search for a class-wise method that leads."""
 SEARCHED = (
-    "cwfedavg", "fedavg", "fedavg+prior", "feddbe", "fedala", "gpfl", "fedcp", "fedrep", "fedpac", "fedproto", *(m for m in METHODS if m.startswith("cwrows") or ("+" in m and m != "fedavg+prior")),
+    "cwfedavg", "cwfedavg:wdr=250", "cwfedavg:wdr=500", "fedavg", "fedavg+prior", "feddbe", "fedala", "gpfl", "fedcp", "fedrep", "fedpac", "fedproto", *(m for m in METHODS if m.startswith("cwrows") or ("+" in m and m != "fedavg+prior")),
 )  # fmt: skip
 """The paper's method, the controls, who leads elsewhere, and the candidates."""
 
