@@ -212,6 +212,10 @@ def test_cost_is_the_paper_s_table(tmp_path):
     rows = json.loads(cwfed("cost", "--model", "resnet18", "--classes", "100", "--json", cwd=tmp_path).stdout)
     assert rows[0]["server"] == 11_227_812
     assert "16.36" in cwfed("cost", "--classes", "100", cwd=tmp_path).stdout
+    asked = ("cost", "--model", "cnn", "--json", "-a", "fedavg,cwrows,cwrows:owners=updates")
+    plain, counts, updates = json.loads(cwfed(*asked, cwd=tmp_path).stdout)
+    assert [counts["method"], updates["method"]] == ["cwrows", "cwrows:owners=updates"]
+    assert [counts["up"] - plain["up"], updates["up"] - plain["up"]] == [20 * 10, 0]  # ten label counts a participant
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from cwfed.algorithms import build
 from cwfed.algorithms.fedala import OMEGA, TIMES, FedALA
 from cwfed.core.errors import ConfigError
 from cwfed.core.types import Batch, Output, Start
@@ -171,3 +173,16 @@ def test_learning_omega_moves_no_running_statistics():
     received = after.server["model"]
     assert torch.equal(model["2.running_mean"], received["2.running_mean"])
     assert not torch.equal(model["4.weight"], received["4.weight"])
+
+
+def test_over_a_balanced_loss_its_weights_are_learned_on_that():
+    """Logits 0, 0 and a log-prior of (0, ln 3): CE of class 0 is ln 4 and not ln 2."""
+    start = Start({}, notes={"log_prior": torch.tensor([0.0, 3.0]).clamp_min(1).log()})
+
+    def network(params, inputs, statistics=""):
+        return Output(torch.zeros(1, 2), torch.zeros(1, 1), torch.zeros(2, 1))
+
+    for name, expected in (("fedavg+ala+balanced", 4.0), ("fedavg+ala", 2.0)):
+        found = build(name).loss(network, {}, Batch(torch.zeros(1, 1), torch.tensor([0])), start, "omega")
+        assert float(found.loss) == pytest.approx(math.log(expected))
+        assert float(found.penalty) == 0

@@ -372,3 +372,7 @@ def test_what_is_cut_off_goes_to_the_others():
 def test_what_is_no_label_histogram_is_one_sentence(given):
     with pytest.raises(ConfigError, match="a label histogram here is 2 numbers >= 0, not all of them 0"):
         mixing.histogram(given, 2)
+
+
+def test_no_averages_of_a_large_stack_are_none():
+    assert mixing.averages({"w": torch.ones(2, mixing.COLUMNS + 1)}, torch.ones(0, 2)) == []

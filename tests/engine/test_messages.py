@@ -115,3 +115,18 @@ def test_what_clients_are_sent_is_made_together_and_once(engine, monkeypatch):
     finish(simulation)
     shares = [[0, 2], [1, 3]] if engine == "threads" else [[0, 1, 2, 3]]
     assert sorted(made) == sorted(2 * shares)  # of the state before the round, and of that after it
+
+
+class Doubled(CwFedAvg):
+    def personal_model(self, state, prior):
+        return {name: 2 * w for name, w in super().personal_model(state, prior).items()}
+
+
+def test_a_personal_model_of_ones_own_is_also_made_for_several():
+    simulation = Simulation(small("data.clients=4"))
+    state = simulation.first_state()
+    simulation.close()
+    for client, sent in enumerate(Doubled().send_each(state, range(4))):
+        alone = Doubled().send(state, client).model
+        assert all(torch.equal(w, alone[name]) for name, w in sent.model.items())
+        assert not torch.equal(sent.model["output.weight"], CwFedAvg().send(state, client).model["output.weight"])

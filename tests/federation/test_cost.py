@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cwfed.algorithms import ALGORITHMS
-from cwfed.federation.cost import costs
+from cwfed.algorithms import ALGORITHMS, build
+from cwfed.federation.cost import costs, sizes, without_numbers
 from cwfed.models import InputShape
 
 # The published table counts (All) at about 1,090 numbers a model fewer than ResNet-18 has (1122.67 for 100 classes
@@ -74,3 +74,11 @@ def test_every_algorithm_is_in_the_table():
     methods = [row.method for row in costs("mlp", InputShape((8,)), 4, 6, 3, {})]
     for name in ALGORITHMS:
         assert any(method.split(",")[0].split(" ")[0] == name for method in methods)
+
+
+def test_what_a_client_remembers_is_among_what_it_keeps():
+    """SCAFFOLD: its model, c_i - c and what it received, and the count of steps; FedFomo: its model and the one it began with."""
+    plain = without_numbers("mlp", InputShape((1, 8, 8)), 10, {})
+    model = sum(p.numel() for p in plain.parameters())
+    kept = {name: sizes(build(name), plain, 10, 4, 4).kept for name in ("scaffold", "fedfomo", "fedavg")}
+    assert kept == {"scaffold": 3 * model + 1, "fedfomo": 2 * model, "fedavg": 0}

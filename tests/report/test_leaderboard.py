@@ -57,6 +57,9 @@ def test_only_what_can_be_compared_is_ranked_together(shared):
     assert "rounds; train.rounds" not in titles, "said once"
     for words in ("3 rounds", "seed 1", "data.samples=500"):
         assert words in titles
+    (told,) = [note for note in first.notes if note.startswith("train.lr")]
+    assert told.startswith("train.lr is not the same for all: ")
+    assert " 0.1: fedavg" in told
     values = [entry.value for entry in first.entries]
     assert values == sorted(values, reverse=True)
     for entry in first.entries:  # each by the phase that is reported for it

@@ -94,3 +94,8 @@ def test_in_the_dark_nothing_is_dark_and_more_is_lighter(scale):
     zero = 0 if scale is style.SEQUENTIAL else 2
     assert light("light", zero) > 0.9 > light("light", -1)
     assert light("dark", zero) < 0.02 < light("dark", -1)
+
+
+def test_a_method_that_is_a_combination_has_one_look_under_both_names():
+    assert style.looks(["fedavg+balanced+fedopt+head_first+owners"]) == style.looks(["cwrows"])
+    assert style.colour("cwrows") != style.colour("fedavg")
