@@ -321,7 +321,7 @@ def draw(title: str, rows: Sequence[Row]) -> Figure:
     axes.invert_yaxis()
     spread_said = "; line: ± std over the seeds" if any(len(row.runs) > 1 for row in rows) else ""
     axes.set(
-        xlabel=f"test accuracy, %, best round; sorted by the round that held-out data pick\n(* the phase that is reported{spread_said})",
+        xlabel=f"test accuracy, %, best round (sorted by the\nround that held-out data pick;\n* the phase that is reported{spread_said})",
         title=title,
     )
     axes.spines[["top", "right"]].set_visible(False)
